@@ -6,7 +6,8 @@ on any thread, without the GIL, while an exception is propagating, and even afte
 has ended. A ctypes callback does not handle all these cases: if it runs while an exception is
 propagating, it loses the exception and does not release the memory. NumPy's deleter is C code that
 handles all these cases. Therefore NumPy makes each capsule from a tiny array, and this array keeps
-the owner of the memory alive. This module then overwrites the capsule's description of the array.
+alive the object that owns the memory. This module then overwrites the capsule's description of the
+array.
 """
 
 import ctypes

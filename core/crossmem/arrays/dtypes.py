@@ -47,7 +47,7 @@ MAX_FIELDS: Final = 512
 """The largest number of fields of one struct. A field that is a struct counts as one field."""
 
 MAX_NESTING: Final = 8
-"""The deepest nesting of structs."""
+"""The largest number of levels of nested structs, including the outermost struct."""
 
 MAX_TEXT: Final = 16384
 """The largest number of characters of a dtype's text, including the texts of nested structs."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter for PyTorch, and tensors in memory that another object owns."""
+"""The adapter for PyTorch. It also makes tensors in memory that another object owns."""
 
 from collections.abc import Callable
 from typing import Any
@@ -96,7 +96,7 @@ def describe(tensor: Any) -> ArrayInfo:
         - crossmem does not support the dtype or the device.
     """
     torch = require("torch")
-    refused, hint = None, "share the plain tensors that it consists of"
+    refused, hint = None, "share the plain tensors of which this tensor consists"
     if tensor.layout is not torch.strided or tensor.is_nested:
         refused = (
             "a nested tensor consists of several tensors"

@@ -48,7 +48,10 @@ class _Chart:
 
 
 def make_charts(report: Report) -> dict[str, str]:
-    """Return a dict of the SVG texts of the charts that have values. Its keys are file names."""
+    """Return the charts as SVG texts. The keys are file names.
+
+    If the report contains no value for a chart, the dict does not contain the chart.
+    """
     charts = {
         "life.svg": _chart(
             report, "Whole life of one allocation of 4 KiB", "life", {"life": ""}, 4 * KIB

@@ -52,7 +52,10 @@ class Ends:
         return self.connection.recv()
 
     def begin(self) -> None:
-        """Wait until a moment that both processes agree on, so that both are awake then."""
+        """Agree on a start time with the other process, and spin until that time.
+
+        Because they spin, both processes are awake at the start time.
+        """
         # All processes read the same clock.
         start = perf_counter() + _TOGETHER_S
         start = max(start, self.exchange(start))
@@ -226,8 +229,8 @@ WAYS: Final[Mapping[str, tuple[Callable[[Ends], Way], tuple[str, ...]]]] = Mappi
         "eventfd": (_eventfd, ("asleep",)),
     }
 )
-"""For each way, the function that prepares the way, and the measured states of the second process.
+"""The ways by name. If a way writes into buffers, its name ends with the size of a buffer in bytes.
 
-The key is the way's name. If a way writes into buffers, its name ends with the size of a buffer in
-bytes.
+The first item of a value is the function that makes the objects and functions of the way. The
+second item lists the states of the second process for which the way is measured.
 """

@@ -12,16 +12,18 @@ from crossmem.bench.peer_floor import FloorPeer
 
 __all__ = ["CROSSMEM_JOBS"]
 
-# The benchmark counts the system calls of some code. One call of getpgid marks the beginning of the
-# code, and another call marks its end. getpgid changes nothing, and the code does not call it.
+# The benchmark counts the system calls of the loop in _consume_marked. One call of getpgid marks
+# the beginning of the loop, and another call marks its end. getpgid changes nothing, and the loop
+# does not call it.
 _MARK: Final = os.getpgid
 
 _COPIED_NBYTES: Final = 64 << 20
-"""In bytes. One timing copies an array as often as it fits into this size, but at least once."""
+"""One timing copies an array repeatedly, but copies at most this number of bytes in all. If the
+array is larger, one timing copies it once."""
 
 
 def _fresh(blob: bytes) -> bytes:
-    """Return a copy of the bytes without a cached hash, like bytes that come from a channel."""
+    """Return a copy of the bytes. Like bytes from a channel, the copy has no cached hash."""
     return bytes(bytearray(blob))
 
 
@@ -72,7 +74,7 @@ def _produce_repeats(context: Context, *, nbytes: int, count: int) -> dict[str, 
 
 
 def _consume_repeats(context: Context, **_: Any) -> dict[str, Any]:
-    """Measure how long it takes to import and attach memory, the first time and repeatedly."""
+    """Measure the times of first and of repeated calls that import or attach memory."""
     channel = context.channel
     blobs = channel.receive_all()
     handles = [crossmem.ShareableHandle.from_bytes(blob) for blob in blobs]

@@ -31,7 +31,7 @@ class Peer(ABC):
     """The Python distribution whose version the report shows."""
 
     touches_memory: ClassVar[bool] = False
-    """Whether :meth:`create` writes to every page, so that big sizes take long and need RAM."""
+    """Whether :meth:`create` writes to every page. If so, large memory takes long and needs RAM."""
 
     is_read_only: ClassVar[bool] = False
     """Whether the attached memory is read-only in the consumer."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark's peer for allocations of crossmem, through crossmem's public interface."""
+"""The benchmark's peer that shares allocations through crossmem's public interface."""
 
 from typing import Any, ClassVar
 

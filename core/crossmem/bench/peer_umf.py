@@ -160,8 +160,9 @@ class UmfProxyPeer(Peer):
 class UmfDisjointPeer(UmfProxyPeer):
     """Shares memory of a UMF pool that cuts small allocations out of larger slabs.
 
-    As in :class:`UmfProxyPeer`, a provider of anonymous memory makes the slabs. The allocations in
-    a slab share a descriptor. A process that opens one allocation can access the whole slab.
+    The slabs come from the same provider of anonymous memory that :class:`UmfProxyPeer` uses. All
+    allocations in a slab have the same descriptor. A process that opens one allocation can access
+    the whole slab.
     """
 
     title: ClassVar[str] = "UMF disjoint"

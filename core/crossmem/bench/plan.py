@@ -20,19 +20,20 @@ class Plan:
     sizes
         Sizes in bytes of the allocations whose whole lives, from create to free, are measured.
     rounds, count
-        Number of rounds of whole lives at each size, and number of each peer's allocations in a
-        round.
+        Number of rounds in which whole lives are measured, at each size. ``count`` is the number of
+        each peer's allocations in such a round.
     budget_s
-        Seconds after which a peer's round of whole lives ends early. At large sizes, peers that
+        Seconds after which a peer's part of such a round ends early. At large sizes, peers that
         write to every page reach this limit.
     batch, batch_rounds
         Number of allocations in each round of the sections ``loop``, ``churn`` and ``held`` of the
         report, and number of rounds. A round of the section ``batch`` attaches ``batch``
         allocations in one call, and ``batch`` other allocations one by one.
     busy
-        Number of attaches to a busy exporter in a round. Each load on the exporter has
-        ``batch_rounds`` rounds, except for the load ``GIL held``. With this load, a peer that needs
-        the exporter's answer for each attach makes only one attach in a round.
+        Number of attaches to a busy exporter in a round. The benchmark measures each load on the
+        exporter in ``batch_rounds`` rounds, and the load ``GIL held`` in ``holds`` rounds. While
+        the GIL is held, a peer that needs the exporter's answer for each attach makes only one
+        attach in a round.
     holds, hold_s
         Number of rounds of the load ``GIL held``, and the seconds for which the exporter holds the
         GIL in each round.

@@ -62,7 +62,7 @@ class Target:
     measured
         The measured ratio, count or time; None if the measurement is missing.
     limit
-        The largest allowed value or, if ``at_least``, the smallest.
+        The smallest allowed value if ``at_least`` is true, else the largest allowed value.
     at_least
         True: ``measured`` must be at least ``limit``. False: it must be at most ``limit``.
     note
@@ -98,9 +98,9 @@ class Report:
     settings
         Device, CPUs and plan of this run.
     absent
-        The ways of sharing that were not measured, because their package is missing. Each way
-        shares a dict of arrays. The key is the way's title. The value, ``"not installed"``, appears
-        in the table instead of times.
+        The benchmark compares ways to share a dict of arrays. This field contains the ways that
+        were not measured, because their package is missing. The key is the title of the way. The
+        value, ``"not installed"``, appears in the table instead of times.
     peers
         Title, version and state of each peer. The key is the peer's name. The state is
         ``"measured"``, ``"not installed"`` or ``"failed"``.

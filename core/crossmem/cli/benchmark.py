@@ -20,7 +20,7 @@ __all__ = ["BENCH_EXAMPLES", "bench"]
 BENCH_EXAMPLES: Final = (
     ("crossmem bench", "one table, in less than a minute"),
     ("crossmem bench --peer crossmem --peer posix_ipc", "compare crossmem with posix_ipc only"),
-    ("crossmem bench --full -o bench.json", "every table, in some minutes; keep all numbers"),
+    ("crossmem bench --full -o bench.json", "every table in a few minutes, and a JSON file"),
     ("crossmem bench --full --check", "exit with 1 if a target is missed"),
 )
 

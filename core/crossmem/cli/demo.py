@@ -42,7 +42,7 @@ __all__ = ["Demo", "OpenBar", "time_for"]
 
 OpenBar = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
 """A function that opens a progress bar. Its arguments are the text and the total number of bytes.
-The resulting context manager gives a function that advances the bar by a number of bytes."""
+The context manager that it returns yields a function, which advances the bar by some bytes."""
 
 _SLOWEST_NBYTES_PER_S: Final = 20 * 2**20
 _LEASE_END_S: Final = 5.0

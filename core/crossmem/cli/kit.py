@@ -29,9 +29,9 @@ if os.getppid() == int(sys.argv.pop(1)):
 sys.exit(3)
 """
 """A script that starts pytest. When ``crossmem conformance`` ends, even by SIGKILL, the kernel
-sends SIGTERM to pytest, which then ends its own processes as after Ctrl-C. pytest cannot rewrite
-the assertions of a package that is imported before pytest starts. So the script is not a module of
-crossmem: to run such a module, ``python -m`` would import crossmem first."""
+sends SIGTERM to pytest. Then pytest ends its own processes, as it also does after Ctrl-C. pytest
+cannot rewrite the assertions of a package that is imported before pytest starts. So the script is
+not a module of crossmem: to run such a module, ``python -m`` would import crossmem first."""
 
 
 def run_kit(
@@ -42,8 +42,8 @@ def run_kit(
     Parameters
     ----------
     device, runtime, mechanism
-        The device under test, the vendor binding, and the mechanism that shares the memory. A
-        runtime or mechanism of None selects the default.
+        The device under test, the vendor binding, and the mechanism that shares the memory. If
+        ``runtime`` or ``mechanism`` is None, the default is used.
     select
         pytest's ``-k`` expression; None for all tests.
     quiet

@@ -2,7 +2,8 @@
 """The results of ``devices``, ``conformance`` and ``demo``, and the error of a failed command.
 
 ``--json`` prints exactly these fields.
-Fields that end in ``_s`` are seconds, and fields that end in ``nbytes`` are bytes.
+A field whose name ends in ``_s`` is a number of seconds. A field whose name ends in ``nbytes`` is a
+number of bytes.
 """
 
 from typing import Literal
@@ -63,8 +64,8 @@ class FileReport(FrozenModel):
     nbytes: int
     sha256: str
     note: str | None
-    """Why the file is shared as plain bytes, although its name or its first bytes are those of a
-    file with tensors."""
+    """Why the file is shared as plain bytes, although its name or its first bytes indicate a file
+    with tensors."""
 
     tensors: tuple[TensorReport, ...]
 
@@ -81,7 +82,7 @@ class ConsumerReport(FrozenModel):
 
     pid: int
     attach_s: float
-    """Time of the call of ``crossmem.attach`` with the bytes of the handle."""
+    """Time to attach the whole file in one call, which receives the bytes of the handle."""
 
     parts_attach_s: float
     """Time to attach the handles of all tensors in one call."""
@@ -237,7 +238,7 @@ class BackendReport(FrozenModel):
     reason: str
     hint: str | None
     details: str = ""
-    """Further text, such as the paths that were tried, one per line."""
+    """Further text, such as a line for each path that was tried."""
 
 
 class PluginReport(FrozenModel):
@@ -320,7 +321,7 @@ class LeftOutReport(FrozenModel):
 
     backend: str
     runtime: str | None
-    """None if the whole backend cannot be used, or if it has no choice of runtimes."""
+    """None if the whole backend cannot be used, or if the backend offers no choice of runtimes."""
 
     reason: str
     hint: str | None
@@ -354,6 +355,6 @@ class ErrorReport(FrozenModel):
     """The vendor's call or the system call that failed, and its code. May be empty."""
 
     details: str = ""
-    """Further text, such as the paths or plugins that were tried, one per line."""
+    """Further text, such as a line for each path or plugin that was tried."""
 
     exit_code: int

@@ -131,8 +131,8 @@ def _kind(mode: int) -> str:
 class GeneratedSource:
     """Random int8 weights of a small transformer, laid out as a ``.safetensors`` file.
 
-    Two sources of equal size give equal bytes if the calls of :meth:`readinto` get targets of the
-    same lengths in the same order.
+    The bytes depend only on ``nbytes``, and on the lengths of the successive targets of
+    :meth:`readinto`.
 
     Raises
     ------

@@ -150,7 +150,8 @@ def show_devices(report: DevicesReport, *, verbose: bool) -> None:
     With ``verbose``, also print details.
     """
     console = output()
-    # Consecutive devices with equal backend, memory size and capabilities share a line.
+    # Consecutive devices share a line if they have the same backend, the same memory size and the
+    # same capabilities.
     groups = [list(equal) for _, equal in groupby(report.devices, key=_kind_of)]
     if groups:
         console.print(grid(["Device", ">Memory", "Name"], [_device_row(one) for one in groups]))

@@ -78,8 +78,9 @@ def _guarded(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    # If a call takes longer than ``limit_s``, the peer ends itself. ``Peer.start`` adds
-    # ``GRACE_S`` to the test's limit. So the test reports a missing reply before the peer ends.
+    # If a call takes longer than ``limit_s``, the peer ends itself. For a test's call, ``limit_s``
+    # is the time for which the test waits, plus ``GRACE_S``. So the test reports a missing reply
+    # before the peer ends.
     faulthandler.dump_traceback_later(limit_s, exit=True)
     pid = os.getpid()
     is_result, trace = True, ""

@@ -43,8 +43,10 @@ _NUMBER: Final = struct.Struct("<q")
 def server_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that a server may read before it forks.
 
-    A child that needs other values of these variables needs another server. The remaining variables
-    begin with ``CROSSMEM_`` or ``PYTEST_``. Each child sets them before its first use of crossmem.
+    A child that needs other values of these variables needs another server. The result leaves out
+    variables whose names begin with ``CROSSMEM_`` or ``PYTEST_``, unless the name begins with
+    a string in ``_READ_AT_IMPORT``. Each child sets its own values of the variables that are left
+    out, before its first use of crossmem.
     """
     return {
         name: value

@@ -42,12 +42,12 @@ class FreshPeer(Protocol):
     def __call__(
         self, *, tracing: bool = True, fresh: bool = False, **environment: str | None
     ) -> Peer:
-        """Start a peer with these changes to its environment; see :class:`Peer` for the options."""
+        """Start a peer. ``environment`` has the changes to its environment; see :class:`Peer`."""
         ...
 
 
 class Imports:
-    """Imports peers' memory into the test's own process, and reserves address ranges there."""
+    """Methods that import memory of peers into the test's process, and reserve ranges there."""
 
     def __init__(self, device: crossmem.Device, undo: ExitStack) -> None:
         self.device = device
@@ -90,7 +90,7 @@ class Kit:
         is_worker = "PYTEST_XDIST_WORKER" in os.environ
         if is_worker or "CROSSMEM_RUN_DIR" not in os.environ:
             # Each worker of pytest-xdist has its own run directory. In a common directory, tests of
-            # law C20 would report the files of another worker as left behind.
+            # law C20 would mistake another worker's files for files that nobody has removed.
             self._folder = tempfile.mkdtemp(prefix="crossmem-")
             os.environ["CROSSMEM_RUN_DIR"] = self._folder
         if is_worker and runtime == "emulated":

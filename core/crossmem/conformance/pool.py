@@ -191,8 +191,8 @@ def settle(check: Any, *, within: float = SOON_S) -> list[str]:
     """
     end = time.monotonic() + within
     for pause in itertools.chain((0.001, 0.005, 0.02), itertools.repeat(0.05)):
-        # The clock is read before the check, so that the last check begins after the time limit,
-        # even if this process is delayed.
+        # The clock is read before the check. So this function gives up only after a check that
+        # began after the time limit, even if this process was delayed.
         is_last = time.monotonic() > end
         found: list[str] = check()
         if not found or is_last:

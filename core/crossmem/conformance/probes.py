@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes to a peer's driver, by which a test records the calls of the driver or makes them fail.
+"""Changes to a peer's driver. With these changes, a test records driver calls, or makes them fail.
 
-The functions replace methods of the peer's tracing driver. Some replacements stay until the peer
-ends, so a test may call these functions only in fresh peers.
+The functions of this module replace methods of the peer's tracing driver. Some replacements stay
+until the peer ends, so a test may call these functions only in fresh peers.
 """
 
 import os

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers of the queue tests, for the test's process and for peers.
 
-As in ``actions``, each process keeps its objects under names. Most tests put numbered items. The
-producer and the number of an item determine its data, so each consumer can check the data.
+As in ``actions``, each process keeps its objects under names. Most tests put numbered items
+into a queue. The producer and the number of an item determine its data, so each consumer can check
+the data.
 """
 
 import random
@@ -86,7 +87,7 @@ def _data_of(label: bytes, number: int) -> bytes:
 
 
 def make(name: str, depth: int = 4, **options: Any) -> dict[str, bytes]:
-    """Make a queue; return the bytes of its handles by role."""
+    """Make a queue. Return a dict from each role to the bytes of the handle for this role."""
     made = actions.objects[name] = actions.device().queue(depth, NBYTES, **options)
     return {role: made.export(role=role).to_bytes() for role in ("produce", "consume")}
 

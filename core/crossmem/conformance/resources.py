@@ -89,7 +89,7 @@ def mappings() -> list[str]:
 
 
 def mapped(addresses: Iterable[int]) -> set[int]:
-    """Return those of the addresses at which this process has a mapping or a reservation."""
+    """Return the subset of ``addresses`` that this process has mapped or reserved."""
     ranges = [[int(end, 16) for end in line.split(" ", 1)[0].split("-")] for line in mappings()]
     return {one for one in addresses if any(first <= one < last for first, last in ranges)}
 

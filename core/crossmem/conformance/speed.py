@@ -15,14 +15,14 @@ VARIABLE: Final = "CROSSMEM_TEST_SLOWNESS"
 and sets the variable for its children."""
 
 _REFERENCE_S: Final = 0.028
-"""Seconds that a new interpreter takes for ``_SAMPLE`` on an idle CPU core of the year 2026. This
-core is the reference machine."""
+"""Seconds that a new interpreter takes for ``_SAMPLE`` on the reference machine. That machine has
+an idle CPU core of the year 2026."""
 _SAMPLE: Final = "sum(range(1_000_000))"
 _ROUNDS: Final = 5
 
 
 def _measure() -> float:
-    """Return the median time of the sample, divided by ``_REFERENCE_S``; at least 1."""
+    """Return the median time of the sample divided by ``_REFERENCE_S``. It is at least 1."""
     times = []
     for _ in range(_ROUNDS):
         begin = time.perf_counter()

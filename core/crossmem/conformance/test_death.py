@@ -171,8 +171,9 @@ def test_c12_a_killed_exporter_is_seen_to_be_dead(
         assert _alive(imported) == []
         start = time.monotonic()
         if blocks.are_used():
-            # Attaching a further block of an open pool checks at most every half second whether the
-            # owner lives. Without the sleep, attach() could still succeed.
+            # If attach() attaches a further block of an open pool, it checks whether the owner
+            # lives, but only if the last such check was at least half a second ago. So without the
+            # sleep, attach() could still succeed.
             time.sleep(0.5)
         with pytest.raises(crossmem.OwnerGoneError, match=str(exporter.pid)):
             crossmem.attach(other)

@@ -26,7 +26,7 @@ def gate(word: TimelineLevel, make_timeline: MakeTimeline) -> crossmem.Timeline:
 
 
 def _prepare(queue: crossmem.Queue, producer: Peer, consumer: Peer) -> None:
-    """Let each peer open the queue, and make a stream and the memory for the stream's work."""
+    """In each peer, open the queue, and make a stream and the memory for the stream's work."""
     for one, role in ((producer, "produce"), (consumer, "consume")):
         one.call(queues.open_, "queue", queues.handle_of(queue, role))
         one.call(_make_work)
@@ -44,7 +44,7 @@ def _make_work() -> None:
 
 
 def _issue_and_put(count: int = 1) -> None:
-    """Let a stream fill each buffer, which takes a while. Put the buffer on the same stream."""
+    """Fill each buffer by slow work on a stream, and pass that stream to ``put``."""
     queue, stream = actions.objects["queue"], actions.objects["stream"]
     for _ in range(count):
         buffer = actions.objects["buffer"] = queue.allocate(timeout=SOON_S)

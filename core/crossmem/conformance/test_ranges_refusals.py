@@ -144,7 +144,8 @@ def test_c22_own_and_imported_memory_do_not_share_a_range(
     at = capacity_of(first)
     with addresses.map(first, at=0), pytest.raises(crossmem.UnsupportedError, match="first"):
         addresses.map(second, at=at)
-    # Even after the unmap, the range takes only memory of its first piece's kind: own or imported.
+    # The first piece was own memory or imported memory. Even after the unmap of this piece, the
+    # range accepts only memory of the same kind.
     with pytest.raises(crossmem.UnsupportedError, match="first"):
         addresses.map(second, at=0)
     # An import of this process's own memory counts as own memory.

@@ -17,7 +17,7 @@ NBYTES = 5000
 
 
 def copy_onto_itself(name: str) -> None:
-    """In a peer, let the device copy the memory of the object ``name`` onto itself."""
+    """In a peer, copy the memory of an object to the same memory. ``name`` is the object's name."""
     actions.objects[name].copy_from(actions.objects[name])
 
 

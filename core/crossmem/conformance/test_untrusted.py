@@ -39,7 +39,9 @@ def _reached(tracer: TracingDriver) -> list[int]:
 
 
 def _refused(bad: Any, error: type[crossmem.CrossmemError] = crossmem.InvalidHandleError) -> str:
-    """Check that every import function refuses a value, and makes no driver call of ``_REACHING``.
+    """Check that every import function refuses a value.
+
+    No import function may make a driver call that ``_REACHING`` names.
 
     Return the message of the error that :func:`crossmem.attach` raised.
     """
@@ -56,7 +58,7 @@ def _refused(bad: Any, error: type[crossmem.CrossmemError] = crossmem.InvalidHan
 
 
 def _sealed(blob: bytes) -> bytes:
-    """Return the changed bytes of a handle with a new checksum, which fits the bytes."""
+    """Return ``blob`` with the checksum that fits its other bytes."""
     return blob[:_CHECKSUM_AT] + struct.pack("<I", checksum_of(blob)) + blob[_CHECKSUM_AT + 4 :]
 
 

@@ -76,7 +76,7 @@ def test_c26_an_exporter_that_goes_on_answers_and_lost_nothing(fresh_peer: Fresh
 
         with crossmem.attach(unmet, timeout=10) as mapping:
             assert mapping.read(4) == b"data"
-            # Each memory has one lease: the request that timed out has left no lease.
+            # Each export has one lease. So the request that timed out has left no lease behind.
             leases = [len(info.leases) for info in exporter.call(actions.exports)]
             assert leases == [1, 1]
     exporter.call(actions.free, "a", busy="wait", timeout=5)

@@ -34,7 +34,7 @@ _FRESH: Final = 64
 _LOOK_S: Final = 1e-3
 """The longest wait, in seconds, between two checks whether the work of a stream is complete."""
 _SPREAD: Final = 4
-"""If a range has at most this many words per checked block, one comparison with zeros checks it."""
+"""Maximum number of words per checked block in a range that is compared with zeros as a whole."""
 _ZEROS: Final = memoryview(bytes(8 * _SPREAD * BATCH)).cast("Q")
 _STALE: Final = Refusal(Status.STALE, "the block was freed")
 
@@ -56,7 +56,7 @@ class Arena:
     Raises
     ------
     DriverError, OutOfMemoryError, OSError
-        This process has no descriptor or room for a control segment, or the kernel lacks memfds.
+        No descriptor is free, no memory for a control segment is left, or memfds are missing.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Arena:
     def live(self) -> int:
         """Number of blocks that are allocated and not freed."""
         while True:
-            # After a reclaim or refill between two of these reads, the result is wrong: read again.
+            # If a reclaim or refill happens between these reads, the loop repeats all of them.
             number, fresh = self._reclaims, self.fresh
             live = fresh - len(self.free) - len(self.freed) - len(self.held)
             if number == self._reclaims and fresh == self.fresh:

@@ -22,8 +22,7 @@ __all__ = ["dial"]
 _CONNECT_RETRY_S: Final = 0.005
 _DYING_S: Final = 0.2
 _MAX_CLOSING: Final = 8
-""":func:`dial` waits while :func:`close_aside` has more than this number of lists of descriptors
-left to close."""
+""":func:`dial` waits while the queue of :func:`close_aside` contains more lists than this."""
 
 
 def dial(

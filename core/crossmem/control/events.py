@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events about exports, queued while a lock is held, and sent to observers after its release."""
+"""A queue of events about exports. The events are sent to observers when no lock is held."""
 
 from collections import deque
 from typing import Final
@@ -13,8 +13,8 @@ __all__ = ["ENDED", "LOST", "EventQueue"]
 
 ENDED: Final = (EventKind.LEASE_ENDED, EventKind.RESERVATION_ENDED)
 LOST: Final = (EventKind.LEASE_LOST, EventKind.RESERVATION_LOST)
-"""``LOST`` has the kinds of events for ends by the death of the holder. ``ENDED`` has the kinds for
-other ends. Item 0 of each is the kind for a lease, and item 1 is the kind for a reservation."""
+"""The kinds of events for the end of a lease (item 0) and of a reservation (item 1). If the holder
+has died, the kind is in ``LOST``. Otherwise, the kind is in ``ENDED``."""
 
 
 class EventQueue:
@@ -30,7 +30,7 @@ class EventQueue:
         self.registry = registry
         self._events: deque[Event] = deque()
         self.deaths = Deaths()
-        """The exports that were granted to dead processes. Their ``on_death`` must be called."""
+        """Exports that were granted to dead processes. :meth:`tell` calls their ``on_death``."""
 
     def note(self, kind: EventKind, export: Export, peer_pid: int, detail: str = "") -> None:
         """Add an event, if an observer is registered."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exclusive exports, which only one process at a time may hold, and deaths of importers."""
+"""Refuses second holders of exclusive exports, and reports the deaths of importers."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -28,8 +28,8 @@ def claim(export: Export) -> Refusal | None:
     is_held = any(one.export == number for one in list(export.unit.leases.values()))
     if not is_held and slot is not None:
         slot.move_on(is_live=True)
-        # A process writes its row before it checks the generation. If the process found the
-        # earlier generation, this process sees the row after the barrier.
+        # An importer writes its row before it checks the generation. If the importer found the
+        # earlier generation, this process sees the importer's row after the barrier.
         words.barrier()
         is_held = words.any_of(export.rows.values(), slot.at)
     return Refusal(Status.TAKEN, "another process holds it") if is_held else None

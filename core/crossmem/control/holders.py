@@ -31,14 +31,15 @@ class HolderTable:
         self._loop = loop
         self._on_death = on_death
         self._holders: dict[tuple[int, int, int], Holder] = {}
-        """The known processes. Each key has a pid, a number and a user. If the pid is visible, the
-        number is 0. Otherwise, the pid is 0, and the number identifies the process: it is the
-        result of :func:`pidfd_number`. If that is 0, the number is the process's session."""
+        """The known processes. Each key has a pid, a number and a user id. If the pid is visible,
+        the number is 0. If the pid is hidden, the key has the pid 0, and the number identifies the
+        process. The number is then the result of :func:`pidfd_number`. If :func:`pidfd_number`
+        returns 0, the key has the process's session instead of this result."""
         self._detached: set[Holder] = set()
-        """Processes without a connection that may still hold memory."""
+        """Processes that have no connection, but may still hold memory."""
 
     def find(self, connection: ServerConnection, request: Request) -> Holder:
-        """Return the process at the other end of a connection, and watch its pidfd if there is one.
+        """Return the process at the other end of a connection. Watch the process if it has a pidfd.
 
         Parameters
         ----------
@@ -67,7 +68,7 @@ class HolderTable:
     def _known(self, connection: ServerConnection, number: int = 0) -> Holder | None:
         """Return the process of a connection, or None if the process is unknown or dead.
 
-        A process that has changed its user counts as another process, which is admitted separately.
+        A process with a new user id counts as another process, which is admitted separately.
         """
         holder = self._holders.get((connection.pid, number, connection.uid))
         return None if holder is None or self.lose_if_dead(holder) else holder
@@ -98,7 +99,7 @@ class HolderTable:
     def lose_if_dead(self, holder: Holder) -> bool:
         """Return whether a process is dead. Report a dead process to ``on_death``."""
         # An event of epoll alone does not prove the death. Earlier in the same batch of events, the
-        # server may have closed the pidfd, and the descriptor may now be that of another pidfd.
+        # server may have closed the pidfd, and another pidfd may now have the same number.
         dead = holder.pidfd is not None and is_dead(holder.pidfd)
         if dead:
             self._on_death(holder)

@@ -3,8 +3,9 @@
 
 The kernel counts the descriptors that a user has sent and that no process has read. If that number
 reaches ``ulimit -n``, the kernel refuses to send more to any peer. Without the limit of this
-module, processes of another user could stop the replies to all importers by not reading. If the
-exporter closes a connection, the number stays the same while the peer can still read.
+module, another user's processes could leave so many descriptors unread that the exporter could
+reply to no importer. If the exporter closes a connection, the peer can still read the descriptors,
+and the kernel still counts them.
 """
 
 import fcntl
@@ -46,7 +47,7 @@ class InFlight:
 
     @property
     def is_closing(self) -> bool:
-        """Whether a connection is to be closed as soon as its peer has read its descriptors."""
+        """Whether a connection is to be closed as soon as the peer has read all descriptors."""
         return bool(self._closing)
 
     def has_room(self, uid: int, count: int) -> bool:
@@ -62,7 +63,7 @@ class InFlight:
         self._sent[connection] = uid, before + count
 
     def close(self, connection: socket) -> None:
-        """Close a connection as soon as its peer has read its descriptors."""
+        """Close a connection as soon as the peer has read all descriptors that were sent to it."""
         self.forget_read()
         if connection in self._sent:
             # shutdown() fails if the peer has just closed its end.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The holders of leases, and the leases that no row records.
 
-No row records the reservations of messages. If this process leases its own memory, a row records
-the lease only if the memory is a block of a pool.
+No row records the reservations of messages. This process may lease its own memory. A row records
+such a lease only if the memory is a block of a pool.
 """
 
 import logging
@@ -45,8 +45,8 @@ class Holder:
     whitelisted
         The live exports for which the process is on the vendor's whitelist.
     rows
-        The rows that record the process's other leases. Each key is a session of the process
-        and the number of a control segment.
+        The rows that record the process's other leases. Each key is a pair: a session of the
+        process, and the number of a control segment.
     exports
         The exports for which the process has a grant. Its rows can record holds of these exports.
     key
@@ -113,7 +113,7 @@ class Lease(NamedTuple):
 
 
 class LeaseTable:
-    """The leases of this process itself and the reservations of messages.
+    """The leases that no row records: leases of this process, and reservations of messages.
 
     The caller holds the registry's lock.
 

@@ -12,7 +12,7 @@ __all__ = ["name_limit", "no_descriptors", "no_thread"]
 
 
 def no_descriptors(call: str, code: int = errno.EMFILE) -> DriverError:
-    """Return the error for a process or system without a free descriptor.
+    """Return the error for a limit on descriptors that the process or the system has reached.
 
     The hint of the error names the limit.
     """

@@ -78,7 +78,10 @@ class EventLoop:
         self._handlers[descriptor] = handler
 
     def change(self, descriptor: int, *, read: bool = False, write: bool = False) -> None:
-        """Choose the events of a descriptor. epoll reports the end of a connection in any case."""
+        """Choose the events for which :meth:`wait` returns a descriptor.
+
+        epoll reports the end of a connection in any case.
+        """
         events = (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
         self.epoll.modify(descriptor, events)
 

@@ -26,7 +26,7 @@ class PeerLog:
         self._lines = 0
         """Number of lines in this second, including those beyond ``_MAX_LINES``."""
         self._unwritten = 0
-        """Number of other omitted lines. The next log line reports it, whatever its peer is."""
+        """Number of omitted lines that are not in ``_written``. The next log line reports it."""
 
     def warning(self, pid: int, text: str, error: BaseException | None = None) -> None:
         """Log a line about a peer, or count the line as omitted.
@@ -36,7 +36,7 @@ class PeerLog:
         pid
             Pid of the peer; 0 if this process does not know the pid.
         text
-            The text of the line, after the name of the peer.
+            The text that follows the name of the peer in the line.
         error
             The exception; its traceback is logged at debug level.
         """

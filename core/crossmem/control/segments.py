@@ -37,8 +37,9 @@ _LINKS: Final = tuple(f"/memfd:{name} (deleted)" for name in (CONTROL_NAME, ROW_
 SLOTS: Final = 1 << 20
 """Number of slots in a segment. Only pages with used words take memory."""
 BLOCKS_AT: Final = 2
-"""Number of slots that precede the slots of a pool's blocks. The first of them is the slot of the
-arena. For the second, the word in the control segment is the distance between blocks, in bytes."""
+"""A pool has two slots before the slots of its blocks. The first of the two is the slot of the
+arena. In the control segment, the word of the second slot is the distance between two blocks, in
+bytes."""
 HEADER_WORDS: Final = 8
 """Number of words at the beginning of a segment, before the words of the slots."""
 WORDS: Final = HEADER_WORDS + SLOTS
@@ -115,7 +116,10 @@ class Segment:
         return self._mapped[0] or 0
 
     def close(self) -> None:
-        """Unmap the words, which no thread may use at this time. A second call does nothing."""
+        """Unmap the words. A second call does nothing.
+
+        The caller ensures that no thread uses the words during the call.
+        """
         self.words.release()
         mapped, self._mapped = self._mapped, []
         # In a forked child, the segment is not mapped, and other memory may lie at its address.
@@ -146,8 +150,8 @@ def _after_fork_in_child() -> None:
 def _unmap_inherited() -> None:
     """Unmap segments for which MADV_DONTFORK failed or was not called yet.
 
-    The function finds the segments by name, because an address can be unknown: if the fork happened
-    just after a thread of the parent had mapped a segment, the thread had not stored the address.
+    The function finds the segments by name, because the child may not know an address: the fork may
+    have happened after a thread mapped a segment and before that thread stored the address.
     """
     with suppress(OSError):
         for line in Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines():

@@ -58,7 +58,7 @@ class Slot(NamedTuple):
         return words.load(self.words, self.at)
 
     def move_on(self, *, is_live: bool) -> None:
-        """Begin the next odd generation (live), or the next even one.
+        """Begin the next odd generation if ``is_live``; otherwise, begin the next even one.
 
         No importer can begin a hold of the earlier generation any more. An importer that already
         holds the earlier generation sends a hint when it ends its hold.
@@ -79,7 +79,7 @@ class SlotTable:
         self.descriptors: list[int] = []
         """Descriptors of the control segments, for the replies to importers."""
         self.free: list[int] = []
-        """A heap of free single slots. No row has a hold in them."""
+        """A heap of free single slots. No importer has a hold in any of these slots."""
         self.free_ranges: list[tuple[int, int]] = []
         """The first slot and the length of each free range. Ranges are for pools and pages of
         timelines."""
@@ -154,7 +154,7 @@ class SlotTable:
         Raises
         ------
         DriverError, OutOfMemoryError, OSError
-            This process lacks a descriptor or memory for the segment, or the kernel lacks memfds.
+            This process has no free descriptor or too little memory, or the kernel has no memfds.
         """
         try:
             segment = segments.create(

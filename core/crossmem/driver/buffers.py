@@ -120,7 +120,7 @@ class ViewAnchor:
     Parameters
     ----------
     memory
-        The object that releases the memory. The anchor keeps it alive.
+        The object that releases the memory. The anchor keeps this object alive.
     pointer
         Address of the memory.
     nbytes
@@ -144,8 +144,8 @@ class ViewAnchor:
 
     def note(self, view: Any) -> None:
         """Record an array or tensor of the memory, so that :meth:`describe_views` can name it."""
-        # The callback is C code, because Python drops the exception of a signal handler that raises
-        # during a callback in Python code.
+        # The callback is C code. A signal handler could interrupt a callback in Python code, and
+        # Python would drop the handler's exception.
         key, views = id(view), self._views
         views[key] = weakref.ref(view, partial(views.pop, key))
 

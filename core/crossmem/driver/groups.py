@@ -44,9 +44,10 @@ class AddressRanges(Protocol):
 
     Before crossmem's core maps memory, it checks that the addresses are free, aligned to the
     granularity, and inside one range. The memory and the range belong to one device. Core maps
-    either blocks or imports in one range, never both. Core can map the same memory several times in
-    ranges. A mapping from :meth:`crossmem.driver.Driver.allocate` or
-    :meth:`crossmem.driver.Driver.map` stays valid.
+    either blocks or imports in one range, never both. Core can map the same memory several times,
+    in one range or in several ranges. If the memory also has a mapping from
+    :meth:`crossmem.driver.Driver.allocate` or :meth:`crossmem.driver.Driver.map`, that mapping
+    stays valid.
     """
 
     def reserve(self, ordinal: int, nbytes: int) -> Reserved:
@@ -64,8 +65,9 @@ class AddressRanges(Protocol):
     def map_at(self, memory: Block | Imported, pointer: int) -> Mapped:
         """Map the whole capacity of memory at reserved addresses.
 
-        The mapping of an import has the import's access. If :meth:`crossmem.driver.Driver.map` was
-        called with ``remappable=False`` for the import, the mapping of that call still exists.
+        The mapping of an import has the import's access. If core has called
+        :meth:`crossmem.driver.Driver.map` with ``remappable=False`` for the import, core has not
+        yet unmapped the mapping of that call.
         """
         ...
 
@@ -139,10 +141,10 @@ class ForeignMemory(Protocol):
 
 
 class Witness(Protocol):
-    """A driver on a strict emulation, which records each call that the vendor forbids."""
+    """A driver of a strict emulation. The emulation records each call that the vendor forbids."""
 
     def violations(self) -> list[str]:
-        """Return a line for each forbidden call, by any process, the oldest first."""
+        """Return one line for each forbidden call of any process, in the order of the calls."""
         ...
 
 

@@ -37,8 +37,8 @@ def candidates(
 ) -> tuple[str, ...]:
     """Return the paths and names to load, in order.
 
-    First come the paths of copies that the process has loaded, then the names alone, for which the
-    loader searches, and then the paths in the folders.
+    First come the paths of copies that the process has loaded. Then come the names without a
+    folder; the loader searches its own folders for them. Last come the paths in ``folders``.
 
     If the process has loaded a copy already, it must call that copy, because another copy does not
     know the memory that the process has allocated.
@@ -80,7 +80,7 @@ class LibraryNotFoundError(OSError):
 
     @property
     def details(self) -> str:
-        """Each path that was tried, with its error, one per line."""
+        """A text with one line for each path that was tried: the path and its error."""
         return "\n".join(self.tried)
 
 
@@ -125,7 +125,7 @@ class Parameter:
     takes = 1
 
     def passed(self, given: Iterator[Any]) -> Sequence[Any]:
-        """Return the C arguments, made from the next arguments of :meth:`Functions.call`."""
+        """Return the C arguments. ``given`` yields the arguments of :meth:`Functions.call`."""
         raise NotImplementedError
 
 
@@ -219,7 +219,9 @@ def _plain(cell: Any) -> Any:
 
 
 class Out(Parameter):
-    """The address to which the function writes a result. Callers pass nothing, and get the result.
+    """The address to which the C function writes a result.
+
+    :meth:`Functions.call` takes no argument for this parameter, and returns the result.
 
     Parameters
     ----------
@@ -270,7 +272,7 @@ class Functions:
         return prototype is not None and hasattr(self._library, prototype.symbol)
 
     def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """Call a function; return its output parameters and, last, its return value.
+        """Call a function. Return its output parameters, followed by its return value.
 
         Raises
         ------
@@ -298,8 +300,9 @@ class Functions:
         function = self._bound.get(name)
         if function is None:
             prototype = self._prototypes[name]
-            # Each subscript of the library makes a new function object. Attribute access returns
-            # the same object again, so two prototypes of one symbol would share their types.
+            # Each evaluation of ``library[symbol]`` makes a new function object. Attribute access
+            # would return one object for all prototypes of a symbol. They would then have the same
+            # types.
             function = self._library[prototype.symbol]
             function.restype = prototype.restype
             function.argtypes = tuple(kind for one in prototype.parameters for kind in one.kinds)

@@ -6,8 +6,8 @@ of C code. So ``descriptor = os.open(...)`` loses the descriptor if a handler ra
 call and the assignment. :func:`call_into` stores the result in a list before the interpreter can
 run a handler.
 
-The release of a resource needs no helper. No handler can run between a statement that clears a
-reference and a C call in the next statement::
+A call that releases a resource does not need :func:`call_into`. No handler can run between a
+statement that clears a reference and a C call in the next statement::
 
     descriptor, block.descriptor = block.descriptor, None
     os.close(descriptor)
@@ -31,8 +31,8 @@ def call_into(box: list[_T], call: Callable[..., _T], *arguments: object) -> _T:
         The list in which the caller finds the result even if this function raises.
     call, arguments
         ``call`` is a function that returns a resource or the resource's number. ``arguments`` are
-        the arguments of this function. If the function is written in Python and raises before its
-        ``return``, the function itself must release the resource.
+        the arguments for ``call``. If ``call`` is a Python function and raises before its
+        ``return``, ``call`` itself must release the resource.
     """
     box.extend(starmap(call, (arguments,)))
     return box[-1]

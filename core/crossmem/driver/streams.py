@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optional groups of driver methods for streams, and for the order of their work across processes.
+"""Optional groups of driver methods for streams, and for ordering streams across processes.
 
 A stream is the vendor's handle as an integer; 0 is the default stream. Each method may be called
 from any thread, and preserves the thread's current device (law C19).
@@ -12,7 +12,7 @@ __all__ = ["SharedEvent", "StreamEvents", "StreamWords", "StreamWork", "Streams"
 
 
 class Streams(Protocol):
-    """The device runs work in streams, asynchronously to the calls that issue the work.
+    """The device runs work in streams. A call that issues work may return before the work ends.
 
     A driver without this group completes all work before the issuing call returns. A driver with
     this group may also offer :class:`StreamWords`, :class:`StreamEvents` or both. If it offers
@@ -27,7 +27,8 @@ class Streams(Protocol):
 class StreamWords(Protocol):
     """Streams write and await 64-bit words in host memory: level ``"word"``.
 
-    A wait may compare cyclically, as CUDA does, because all values are below 2**63.
+    A wait may compare values cyclically, as CUDA does, or as unsigned numbers. Both comparisons
+    agree, because all values are below 2**63.
     """
 
     def register_host(self, ordinal: int, pointer: int, nbytes: int) -> int:
@@ -39,7 +40,7 @@ class StreamWords(Protocol):
         ...
 
     def unregister_host(self, ordinal: int, pointer: int) -> None:
-        """Undo :meth:`register_host`. No stream uses the page any more.
+        """Undo :meth:`register_host`. Core calls this method when no stream uses the page any more.
 
         If a signal handler interrupts a call of this method, core calls the method again. The
         second call must not repeat a vendor call that has succeeded.
@@ -115,7 +116,7 @@ class StreamEvents(Protocol):
 
 
 class StreamWork(Protocol):
-    """Streams, and work for them. Only the conformance kit calls these methods.
+    """Methods that create streams and issue work on them. Only the conformance kit calls them.
 
     Applications create streams with their own framework, but the kit uses no framework. Without
     this group, the kit skips its tests of streams.
@@ -126,7 +127,10 @@ class StreamWork(Protocol):
         ...
 
     def destroy_stream(self, ordinal: int, stream: int) -> None:
-        """Destroy a stream of :meth:`create_stream`. All work of the stream is complete."""
+        """Destroy a stream that :meth:`create_stream` returned.
+
+        The kit calls this method when all work of the stream is complete.
+        """
         ...
 
     def copy_async(self, ordinal: int, target: int, source: int, nbytes: int, stream: int) -> None:

@@ -52,7 +52,7 @@ if the driver offers the method's group, else None."""
 
 
 class TracingDriver(Driver):
-    """Counts the calls that core makes, and checks that they keep the rules of the driver contract.
+    """Counts crossmem's calls of a driver, and checks them against the driver contract.
 
     Parameters
     ----------

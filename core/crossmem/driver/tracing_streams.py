@@ -30,7 +30,7 @@ STREAM_GROUPS: Final = {
 
 
 class StreamTracer:
-    """Counts the calls about streams, and checks that each page, event and stream is released once.
+    """Counts calls of stream methods, and checks that pages, events and streams are released once.
 
     Parameters
     ----------

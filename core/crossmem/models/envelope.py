@@ -25,11 +25,11 @@ class Envelope(NamedTuple):
     version
         The only version that this crossmem reads.
     what
-        The object that the handle names, for errors, such as ``"a queue"``.
+        The object that the handle names, such as ``"a queue"``. Error messages contain this text.
     made_by
-        The call that returns the handle, for hints, such as ``"timeline.export()"``.
+        The call that returns the handle, such as ``"timeline.export()"``. Hints contain this text.
     operation
-        The operation that reads the handle, for errors.
+        The operation that reads the handle. Errors name this operation.
     """
 
     magic: bytes
@@ -52,8 +52,12 @@ class Envelope(NamedTuple):
         Raises
         ------
         InvalidHandleError
-            ``blob`` is not a bytes-like object, or has more than 1 KiB. Or ``blob`` is damaged. Or
-            the magic or the version in ``blob`` is not that of this envelope.
+            One of these conditions is true:
+
+            - ``blob`` is not a bytes-like object.
+            - ``blob`` has more than 1 KiB.
+            - ``blob`` is damaged.
+            - ``blob`` has another magic or another version than this envelope.
         """
         if not isinstance(blob, bytes | bytearray | memoryview):
             msg = f"the handle of {self.what} must be bytes, not {type(blob).__name__}"

@@ -23,9 +23,13 @@ class EventKind(StrEnum):
     LEASED = "leased"
     """The lease server granted a lease to another process."""
     LEASE_ENDED = "lease-ended"
-    """A holder ended its lease. The exporter emits the event later, in one of these cases: it
-    releases the memory, it releases an export that was withdrawn, it lists its exports, or it sees
-    that the former holder has died."""
+    """A holder ended its lease. The exporter emits the event later, in one of these cases:
+
+    - The exporter releases the memory.
+    - The exporter releases an export that was withdrawn.
+    - The exporter lists its exports.
+    - The exporter notices that the former holder has died.
+    """
     LEASE_LOST = "lease-lost"
     """A lease ended because its holder died. If the exporter has no pidfd of the holder, the end of
     the holder's last connection counts as the holder's death."""
@@ -74,8 +78,9 @@ class Event:
     owner_pid
         Pid of the process that allocated the memory.
     peer_pid
-        Pid of the other process of the event, as this process sees it. It is 0 if the other process
-        has no pid in the pid namespace of this process, or if no other process takes part.
+        Pid of the other process that takes part in the event, as this process sees the pid. It is 0
+        if no other process takes part, or if the other process has no pid in the pid namespace of
+        this process.
     detail
         A text for people.
     """

@@ -46,7 +46,7 @@ MIN_CORE_NBYTES: Final = _FIXED_START + _FIXED.size
 
 
 class _Names(NamedTuple):
-    """The names and the vendor's bytes of an untrusted core, checked by :func:`_decode_names`."""
+    """The names and the vendor's bytes of a core. :func:`_decode_names` has checked them."""
 
     backend: str
     mechanism: str
@@ -125,7 +125,7 @@ def decode_core(blob: bytes, flags: int) -> HandleCore:
     names = _decode_names(blob[MIN_CORE_NBYTES:], *sizes)
     is_raw = bool(flags & FLAG_RAW)
     if names.raw and not is_raw:
-        raise refuse("a leased handle must not contain vendor bytes")
+        raise refuse("they contain vendor bytes, but are not marked as a raw handle")
     if not allocation or not 0 < nbytes <= capacity:
         raise refuse(
             f"a number is invalid: allocation {allocation}, size {nbytes}, capacity {capacity}"

@@ -31,7 +31,8 @@ class QueueHandle:
     role
         ``"produce"`` or ``"consume"``.
     directory
-        The handle of the memory that names the segments of the queue.
+        The handle of the queue's directory for this role. The directory is memory that contains
+        the handles of the queue's segments.
     """
 
     role: QueueRole

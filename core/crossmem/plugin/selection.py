@@ -189,7 +189,8 @@ def choose(
     registry
         The backends.
     runtime
-        The runtime for the device. A runtime needs a named device.
+        The runtime for the device, or None. A runtime is allowed only if ``spec`` or
+        ``CROSSMEM_DEVICE`` names the device.
 
     Raises
     ------

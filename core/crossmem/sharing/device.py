@@ -73,9 +73,10 @@ class Device(LocalDevice):
         Raises
         ------
         InvalidSizeError
-            ``nbytes`` is not positive, or larger than the device can ever allocate.
+            ``nbytes`` is not a positive integer, or is larger than the largest possible allocation.
         OutOfMemoryError
-            The device has no room now. The message says how many freed bytes importers still hold.
+            The device has no room now. The message says how many bytes importers still hold in
+            freed allocations.
         UnsupportedError
             The device's mechanism can share only queues.
         DriverError
@@ -144,7 +145,7 @@ class Device(LocalDevice):
         allow
             The processes that may open the timeline; None: all processes of the same user (C13). At
             the levels ``"word"`` and ``"host"``, up to 64 timelines with the same ``allow`` share a
-            page of memory. A process that opens one of them can write the words of all of them.
+            page of memory. A process that opens one of these timelines can write the whole page.
 
         Returns
         -------
@@ -200,8 +201,8 @@ class Device(LocalDevice):
         producers, consumers
             How many processes can produce at the same time, and how many can consume.
         prefetch
-            How many buffers of one producer a consumer can get before it must release one of them.
-            None: 2, or ``depth`` if ``consumers`` is 1.
+            Largest number of buffers of one producer that were given to one consumer and are not
+            released. None: 2, or ``depth`` if ``consumers`` is 1.
         allow
             The processes that may open the queue; None: all processes of the same user (C13).
 
@@ -303,7 +304,7 @@ class Device(LocalDevice):
         Raises
         ------
         InvalidSizeError
-            ``nbytes`` is not positive, or larger than the address space of a process.
+            ``nbytes`` is not a positive integer, or is larger than the address space of a process.
         OutOfMemoryError
             This process does not have that many consecutive addresses left.
         UnsupportedError

@@ -94,8 +94,11 @@ def make_dataclass(pairs: list[tuple[Any, Any]], name: str) -> Any:
     Raises
     ------
     UnsupportedError
-        This process has not imported the class, or the class has other fields, or the class defines
-        ``__del__``.
+        One of these causes:
+
+        - This process has not imported the class.
+        - The class is not a dataclass, or the names of its fields differ from those in ``pairs``.
+        - The class defines ``__del__``.
     TypeError
         An assignment to a field would run code of the class.
     """
@@ -114,8 +117,11 @@ def make_named_tuple(values: list[Any], name: str) -> Any:
     Raises
     ------
     UnsupportedError
-        This process has not imported the class, or the class has more or fewer fields, or the class
-        defines ``__del__``.
+        One of these causes:
+
+        - This process has not imported the class.
+        - The class is not a named tuple, or the number of its fields is not the number of values.
+        - The class defines ``__del__``.
     """
     kind = _class(name)
     if not issubclass(kind, tuple) or len(getattr(kind, "_fields", ())) != len(values):

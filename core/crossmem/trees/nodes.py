@@ -14,7 +14,7 @@ null, true, 1  None, True, 1
 {"c": [...]}   a dataclass: name of its class, then pairs of field and value
 {"n": [...]}   a named tuple: name of its class, then values
 {"b": "..."}   bytes, in base64
-{"u": "..."}   a str that is not valid Unicode, such as some file names: in base64
+{"u": "..."}   the base64 text of a str that is not valid Unicode, such as some file names
 {"f": "nan"}   a float that is not finite
 {"z": [r, i]}  a complex number, its parts as strings
 {"s": [d, b]}  a NumPy scalar: its dtype (``str`` or ``bytes`` for strings) and its bytes
@@ -49,7 +49,7 @@ _MAX_COLLISIONS: Final = 256
 """The largest number of hash collisions in one dict. n collisions cost time in proportion to n²."""
 
 AddArray = Callable[[Any, Callable[[], str]], "int | None"]
-"""Takes a value and a function that names it. Returns an array's number, None for other values."""
+"""Returns an array's number, else None. The callable argument returns the name of the value."""
 
 
 def write(value: Any, add_array: AddArray) -> Any:
@@ -120,7 +120,7 @@ class _Writer:
     def _count(self, values: Any, path: tuple[Any, ...]) -> None:
         self._values += len(values)
         if self._values > MAX_VALUES:
-            msg = f"the tree has more than {MAX_VALUES} values, including those of {_name(path)}"
+            msg = f"{_name(path)} brings the tree to more than {MAX_VALUES} values"
             hint = "a container that occurs twice counts twice; put numbers into an array"
             raise ConfigurationError(msg, operation="share", hint=hint)
 
@@ -165,7 +165,7 @@ _CONTAINERS: Final[dict[type, Callable[[_Writer, Any, tuple[Any, ...]], Any]]] =
 
 
 def _attributes(value: OrderedDict[Any, Any]) -> list[tuple[str, Any]]:
-    """Return the ``_metadata`` that PyTorch sets on state dicts: the versions of their modules."""
+    """Return ``_metadata``, in which PyTorch's state dicts keep the versions of the modules."""
     return [(name, one) for name, one in vars(value).items() if name == "_metadata"]
 
 

@@ -61,12 +61,12 @@ def share(
         that overlap in ``x`` also overlap in the receiver. An array that occurs twice in ``x`` is
         one array in the receiver.
     copy
-        ``"allow"`` or True: this call copies each array that cannot be shared in place. Unless
-        ``neighbours`` is ``"expose"``, this call also copies each array whose block of the vendor
-        contains other memory too. Readers get the copy, and do not see later changes of the
-        original. To give readers new data, change the arrays in :attr:`crossmem.Shared.value`, or
-        copy again with :meth:`crossmem.Shared.update`. None or False: this call copies nothing, and
-        refuses each array that ``"allow"`` would copy.
+        ``"allow"`` or True: this call copies each array that cannot be shared in place. An
+        array has neighbours if other memory lies in the same vendor block. This call also copies
+        arrays that have neighbours, unless ``neighbours`` is ``"expose"``. Readers get the copy,
+        and do not see later changes of the original. To give readers new data, change the arrays in
+        :attr:`crossmem.Shared.value`, or copy again with :meth:`crossmem.Shared.update`. None or
+        False: this call copies nothing, and refuses each array that ``"allow"`` would copy.
     device
         The device to which host memory is copied. None: the pool's device, or ``host`` if there is
         no pool. The CPU must be able to address the device's memory.
@@ -78,8 +78,8 @@ def share(
         they may write. For arrays in blocks of a pool, None means the settings of the pool. Arrays
         from another process keep the settings of that process.
     neighbours
-        ``"expose"`` allows importers to reach other memory that lies in the same block of the
-        vendor as an array; see :meth:`crossmem.Device.adopt`.
+        ``"expose"`` allows importers to reach other memory that lies in the same vendor block
+        as an array; see :meth:`crossmem.Device.adopt`.
 
     Returns
     -------
@@ -90,7 +90,7 @@ def share(
     ------
     UnsupportedError
         Something in ``x`` cannot be shared; the message says why. Also raised if an array lies in a
-        pool whose setting differs from ``allow`` or ``access``.
+        pool, and ``allow`` or ``access`` differs from the pool's own value.
     ConfigurationError
         An argument is invalid, or both device and pool were given.
     InvalidSizeError
@@ -118,8 +118,8 @@ def share(
     tree_memory = TreeMemory(
         process, allow, access, neighbours, may_copy, lambda: host_device(device), pool
     )
-    # The timeline's value is the version of the tree. Without ``allow``, the processes that may
-    # import the pool may also open the timeline.
+    # The timeline's value is the version of the tree. If the caller passes ``pool`` but not
+    # ``allow``, the processes that may import the pool may also open the timeline.
     readers = pool.allow if pool is not None and allow is None else allow
     try:
         handles, rows, copies = _rows(tree_memory, leaves)
@@ -151,8 +151,8 @@ def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool]
         return None
     leaf = Leaf(array, found, lambda: "the array")
     low, high = leaf.bounds
-    # A process that exits may still send ordinary arrays. This look-up therefore calls current():
-    # drain() raises after crossmem has shut down.
+    # A process that exits may still send ordinary arrays. So this look-up must not call drain(),
+    # which raises after crossmem has shut down.
     memory = current().arrays.find(low, high - low)
     if memory is None:
         refuse_unmapped(low, high - low, leaf.where)

@@ -30,7 +30,7 @@ from crossmem_ascend.runtime import Vendor
 __all__ = ["MAX_BUFFER_NBYTES", "MAX_QUEUES", "About", "Attached", "HandOvers", "attached_in"]
 
 MAX_BUFFER_NBYTES: Final = 4 << 30
-"""The largest size of a buffer that the vendor documents."""
+"""The largest size that the vendor documents for a buffer."""
 MAX_QUEUES: Final = 4096
 """Every id of a queue is below this number."""
 _NORMAL: Final = 0
@@ -58,7 +58,8 @@ class Attached:
     is_own: bool
     """Whether this process created the queue."""
     granted: dict[tuple[int, int | None], int] = field(default_factory=dict)
-    """The vendor's permission bits of other processes. The key is pid and start time."""
+    """The permission bits that the vendor has given to other processes. Each key consists of the
+    pid and the start time of one process."""
 
 
 def attached_in(queue: VendorQueue) -> Attached:

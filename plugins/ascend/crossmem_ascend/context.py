@@ -95,8 +95,9 @@ class Contexts:
     def _pay_all(self) -> None:
         """Restore this thread's context. If the vendor refuses, raise, and keep the debt.
 
-        :meth:`_settle` retries at the thread's next use of a device. Without the retry, crossmem
-        would then mistake the context that it made current for the application's choice.
+        :meth:`_settle` retries at the thread's next use of a device. Without the retry, the
+        context that crossmem chose would stay current. At the next use, crossmem would assume that
+        the application chose this context.
         """
         debts = self._debts
         while debts:

@@ -58,7 +58,7 @@ class AscendDriver(VendorDriver):
     Raises
     ------
     BackendUnavailableError
-        The runtime lacks functions of shareable handles, and also functions of keys.
+        The runtime supports neither shareable handles nor keys, because it lacks functions.
     """
 
     backend = BACKEND
@@ -207,7 +207,7 @@ class AscendDriver(VendorDriver):
             if len(owned.admitted.union(tgids)) > mechanism.whitelist_limit:
                 raise AccessDeniedError(
                     f"the vendor admits at most {mechanism.whitelist_limit} processes to this "
-                    "allocation; processes that have ended count, too",
+                    "allocation, including processes that have ended since",
                     hint="copy the memory to another allocation, and export that allocation",
                     backend=BACKEND,
                 )

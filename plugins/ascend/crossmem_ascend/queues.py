@@ -63,8 +63,8 @@ def obstacle(
         reason = f"{code} calls of buffer functions in run mode host"
     elif _SHARE_GROUP not in environ:
         reason = f"{code} acltdtGrantQueue without a share group ({_SHARE_GROUP})"
-        # Products that run programs on the device have no shareable handles, so the first hint
-        # does not help there.
+        # Products that run programs on the device have no shareable handles, so a queue of crossmem
+        # is not possible there.
         hint = f"set {_SHARE_GROUP}=1 in all processes, and put them into one memory group"
     elif ordinal:
         reason = "acltdt can use only device 0"
@@ -94,7 +94,7 @@ class QueueMechanism(HandOvers):
         """Create a queue."""
         if depth > _MAX_DEPTH:
             msg = f"depth is {depth}; a queue of the vendor has at most {_MAX_DEPTH} buffers"
-            hint = "make the queue less deep"
+            hint = "make a queue with fewer buffers"
             raise InvalidSizeError(msg, operation="queue", hint=hint, backend=BACKEND)
         queue = VendorQueue(ordinal, b"", None)
         made: list[tuple[int, int]] = []
@@ -179,7 +179,8 @@ class QueueMechanism(HandOvers):
             )
             raise AccessDeniedError(msg, operation="open_queue", backend=BACKEND)
         with self._about(queue.ordinal, "open_queue"):
-            # A grant may replace the process's earlier grant, so this grant repeats earlier roles.
+            # The new grant may replace an earlier grant to this process. So the new grant includes
+            # the permissions of the earlier grants.
             attached = attached_in(queue)
             process = peer.pid, process_start_time(peer.pid)
             bits = attached.granted.get(process, 0) | _BITS[role]

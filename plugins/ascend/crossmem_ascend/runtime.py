@@ -96,8 +96,8 @@ NOTIFIES: Final = frozenset(
         "wait_and_reset_notify",
     }
 )
-"""Functions of ``acl.rt`` for notifies that several processes use. On a product without this
-feature, ``notify_get_export_key`` returns 207000."""
+"""Functions of ``acl.rt`` that are needed to share notifies between processes. On a product without
+this feature, ``notify_get_export_key`` returns 207000."""
 
 
 class Rt(Protocol):
@@ -169,9 +169,10 @@ class Rt(Protocol):
     def host_unregister(self, pointer: int, /) -> int: ...
     def value_write(self, pointer: int, value: int, flag: int, stream: int, /) -> int: ...
     def value_wait(self, pointer: int, value: int, flag: int, stream: int, /) -> int:
-        """Let a stream wait for a word.
+        """Let a stream wait until the word at ``pointer`` fulfils a condition.
 
-        With flag 0, the wait ends when the word minus the value, as an int64, is not negative.
+        With flag 0, the condition is that the difference ``word - value``, taken as a signed 64-bit
+        number, is not negative.
         """
         ...
 

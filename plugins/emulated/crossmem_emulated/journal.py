@@ -140,7 +140,7 @@ class Faults:
         self._version = None
         with self._machine.transaction() as tables:
             query = (
-                "SELECT number, code, skip, count, process FROM fault "  # noqa: S608 - our own
+                "SELECT number, code, skip, count, process FROM fault "  # noqa: S608 - constant
                 f"WHERE call = ? AND {_OF_PROCESS} ORDER BY number"
             )
             rows = tables.execute(query, (call, self._machine.me(tables))).fetchall()

@@ -117,7 +117,7 @@ class MemfdDriver(Driver):
     def allocate(self, ordinal: int, nbytes: int, mechanism: str) -> Block:
         mask = self._granularity_mask
         capacity = (nbytes + mask) & ~mask
-        # The capacity stays 0 until it is charged, so that free() refunds only a charged capacity.
+        # _charge() sets the capacity. Until then, the capacity is 0, and free() refunds nothing.
         block = Block(ordinal, 0, nbytes, 0)
         try:
             self._charge(block, capacity)
@@ -190,7 +190,7 @@ class MemfdDriver(Driver):
         if not exported.descriptors:
             return
         (descriptor,) = exported.descriptors
-        # The descriptor of a writable export is the block's own.
+        # A writable export has no descriptor of its own: it has the descriptor of the block.
         is_own = descriptor == block.reference
         try:
             exported.descriptors = ()
@@ -218,15 +218,15 @@ class MemfdDriver(Driver):
     ) -> Imported:
         if len(exported.descriptors) != 1 or exported.payloads:
             msg = (
-                f"an export of {self.backend} memory consists of one descriptor and no payloads, "
-                f"not of {len(exported.descriptors)} descriptors "
+                f"an export of {self.backend} memory has one descriptor and no payload, "
+                f"but this export has {len(exported.descriptors)} descriptors "
                 f"and {len(exported.payloads)} payloads"
             )
             raise InvalidHandleError(msg, operation="attach", backend=self.backend)
         (descriptor,) = exported.descriptors
         actual = memory.sealed_nbytes(descriptor)
         if actual is None:
-            msg = "the exporter did not send the descriptor of a memfd whose size is sealed"
+            msg = "the exporter sent a descriptor that is not a memfd with a sealed size"
             raise InvalidHandleError(msg, operation="attach", backend=self.backend)
         if actual != capacity or not 0 < nbytes <= capacity:
             msg = (
@@ -259,9 +259,9 @@ class MemfdDriver(Driver):
         mapped = Mapped(imported, 0)
         try:
             mapped.pointer = self._map(imported, "rw" if imported.access == "rw" else "ro")
-            # This method does not know how many bytes the exporter requested. A capacity of exactly
-            # one huge page may be a smaller request, rounded up. If the capacity exceeds one huge
-            # page, the request exceeds one huge page, too.
+            # This method does not know how many bytes the exporter requested. If the capacity is
+            # exactly one huge page, the exporter may have requested fewer bytes. If the capacity
+            # exceeds one huge page, the requested size exceeds one huge page, too.
             if self._advise_huge and imported.capacity > _HUGE_PAGE_NBYTES:
                 memory.advise_huge(mapped.pointer, imported.capacity)
             if not remappable:

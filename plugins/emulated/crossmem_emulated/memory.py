@@ -91,8 +91,9 @@ _mmap.argtypes = (c_size_t, c_size_t, c_int, c_int, c_int, c_int64)
 _mmap.restype = c_ssize_t
 
 munmap = _libc.munmap
-"""The C function itself. A caller forgets the address in the statement directly before the call. No
-signal handler runs between the two, so the memory is neither lost nor unmapped twice."""
+"""The C function, without a Python wrapper. In the statement directly before the call, the caller
+deletes its record of the address. No signal handler runs between this statement and the call, so
+the memory is neither lost nor unmapped twice."""
 munmap.argtypes = (c_size_t, c_size_t)
 munmap.restype = c_int
 
@@ -228,9 +229,9 @@ def unmap(pointer: int, nbytes: int) -> None:
 def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
     """Reserve consecutive addresses, and return the first address.
 
-    The addresses have no memory, so any access faults. A forked child inherits the mappings in the
-    reservation that were made with ``is_inherited``. The child does not inherit the rest of the
-    reservation.
+    The addresses have no memory, so any access faults. Later, :func:`map_shared` can map memory at
+    these addresses. A forked child inherits such a mapping if its ``is_inherited`` was true. The
+    child does not inherit the rest of the reservation.
 
     Parameters
     ----------
@@ -344,7 +345,7 @@ def is_mapped(start: int, nbytes: int) -> bool:
 
 
 def sealed_nbytes(descriptor: int) -> int | None:
-    """Return the size in bytes of memory with a sealed size, or None for other files.
+    """Return the size in bytes if the file is memory with a sealed size; None otherwise.
 
     The seals are read before the size, because the size can change until it is sealed. The file
     must be on tmpfs. A file on hugetlbfs can have the same seals, but an access to a hole that was
@@ -395,10 +396,10 @@ def wants_huge_page_advice(settings: Path = _HUGE_PAGE_SETTINGS) -> bool:
 
 
 def close_inherited() -> None:
-    """Close, in a forked child, the parent's descriptors of memory, except inheritable ones.
+    """Close the descriptors of memory that this forked child has from its parent.
 
-    The function finds the descriptors by the name of their file. So it does not close a descriptor
-    whose number now belongs to another file.
+    Inheritable descriptors stay open. The function finds the descriptors by the name of their file.
+    So it does not close a descriptor whose number now belongs to another file.
     """
     try:
         # For thousands of descriptors, pathlib would be slow.
@@ -420,9 +421,9 @@ def close_inherited() -> None:
 
 
 def unmap_inherited() -> None:
-    """Unmap, in a forked child, the parent's memory that children must not inherit.
+    """Unmap the memory that this forked child should not have inherited.
 
-    The child inherits such a mapping only if the fork came between two steps of another thread: the
+    A child inherits such a mapping only if the fork came between two steps of another thread: the
     creation of the mapping, and its protection against inheritance.
     """
     try:

@@ -107,7 +107,8 @@ class Options:
     """
 
     prefault: bool = False
-    """Whether a new allocation gets all its pages at once (``CROSSMEM_EMULATED_PREFAULT``)."""
+    """Whether an allocation gets its pages when it is made, and not only when they are first used
+    (``CROSSMEM_EMULATED_PREFAULT``)."""
 
     hugepages: bool = True
     """Whether to request huge pages, if the kernel gives them only on request
@@ -125,7 +126,7 @@ class Options:
     ordinal 0. The devices keep their identities (law C24)."""
 
     state: Path = field(default_factory=default_state)
-    """Folder of the emulated host, for the emulations of all vendors
+    """Folder of the emulated host. The emulations of all vendors use this folder
     (``CROSSMEM_EMULATED_STATE``)."""
 
     strict: bool = True
@@ -271,8 +272,8 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "visible_devices": (
         _is_mask,
         (
-            "a comma-separated list of different numbers such as 1,0, "
-            "each of them below CROSSMEM_EMULATED_DEVICES"
+            "a comma-separated list of different numbers below CROSSMEM_EMULATED_DEVICES "
+            "(example: 1,0)"
         ),
     ),
     "state": (

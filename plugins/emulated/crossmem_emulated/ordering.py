@@ -77,7 +77,7 @@ class Ordering:
                 self._violate(work.call, text)
 
     def _pending_elsewhere(self, work: Work) -> str | None:
-        """Find a pending write of another process to the memory that ``work`` accesses.
+        """Find a pending write that another process makes to memory that ``work`` accesses.
 
         The result is the name of the vendor's function that made the write, or None if there is no
         such write.

@@ -74,7 +74,7 @@ class PageStore:
         self._flags = memory.creation_flags()
 
     def used_nbytes(self, device: int) -> int:
-        """Return the number of bytes of a device that all living processes hold together."""
+        """Return the total size, in bytes, of the memory that is charged to a device."""
         with self.machine.transaction() as tables:
             self.machine.reap(tables)
             return _used(tables, device)

@@ -38,7 +38,7 @@ class Caller:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """Work of a stream or of the host that is not done yet."""
+    """Pending work of a stream or of the host."""
 
     call: str
     ranges: tuple[tuple[int, int], ...]
@@ -121,7 +121,7 @@ class Queues:
         has ended. Other modules also notify this condition, after changes of their own."""
         self.reports: dict[int, list[tuple[Queue, Work]]] = {}
         """The functions of the program that each thread will call when the thread asks for them.
-        The key is the identifier of the thread. A function is listed as its stream and its work."""
+        The key is the identifier of the thread. A function's entry is its stream and its work."""
         self.sequence = itertools.count(1)
         self.ordering: Watch | None = None
         self._lock = lock
@@ -161,7 +161,8 @@ class Queues:
     def is_free(self, stream: Queue, work: Work) -> bool:
         """Whether work is free: it waits for no function of the program and no other stream.
 
-        Work waits for all earlier work of its stream. Functions of the program are not free.
+        Work also waits for all earlier work of its own stream. So work is not free if the earlier
+        work is not free. Functions of the program are not free.
         """
         before = [one for one in stream.queue if one.sequence <= work.sequence]
         coupled = self._coupled(stream, self._streams.values())
@@ -246,9 +247,10 @@ class Queues:
         return not any(_has_work(one, limit) for one, limit in limits.items())
 
     def _needed(self, streams: Iterable[Queue], until: int) -> dict[Queue, int]:
-        """Return the streams whose work must be done: ``streams``, and all streams they wait for.
+        """Return a dict of the streams whose work must be done.
 
-        The key is the stream. The value is the sequence number of the last work that must be done.
+        These are ``streams``, and all streams for which they wait. The value is the sequence number
+        of the stream's last work that must be done.
         """
         limits: dict[Queue, int] = {}
         todo = [(one, until) for one in streams]

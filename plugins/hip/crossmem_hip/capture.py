@@ -39,8 +39,9 @@ def refuse_captured(vendor: Vendor, stream: int) -> None:
 
     The check does not affect the capture.
 
-    During a capture, CUDA records a call for the stream in the graph. Only a launch of the graph
-    executes the call, and the program may launch the graph several times or not at all. AMD's
+    If a call names a stream that is being captured, CUDA does not execute the call, but records it
+    in a graph. Only a launch of the graph executes the call, and the program may launch the graph
+    several times or not at all. AMD's
     streams are not checked: for a destroyed stream, ``hipStreamIsCapturing`` of ROCm 7 reads freed
     memory.
 
@@ -61,14 +62,14 @@ def _refuse(vendor: Vendor, stream: int, what: str, why: str) -> None:
     try:
         is_capturing = vendor.rt.streamIsCapturing(stream)
     except vendor.error as error:
-        # While a stream that waits for the default stream is captured, the vendor refuses the query
-        # of the default stream.
+        # Some streams wait for the default stream. While such a stream is being captured, the
+        # vendor refuses the query of the default stream.
         if getattr(error, "status", None) not in CAPTURE:
             raise vendor.refusal("streamIsCapturing", error) from error
         is_capturing = True
     except RuntimeError:
-        # CuPy raises RuntimeError if the capture is already lost. In CuPy for ROCm, this function
-        # raises RuntimeError at each call.
+        # CuPy raises RuntimeError if the capture is already lost. In CuPy for ROCm, each call of
+        # ``streamIsCapturing`` raises RuntimeError.
         is_capturing = False
     if is_capturing:
         raise BusyError(f"{what}, and {why}", hint=CAPTURE_HINT, backend=vendor.family.backend)

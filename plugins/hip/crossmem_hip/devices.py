@@ -34,9 +34,9 @@ def find_devices(vendor: Vendor) -> tuple[DeviceInfo, ...]:
     for one in found:
         if counted[one.identity] > 1:
             raise ConfigurationError(
-                f"several devices have the identity {shorten(one.identity, 60)}, as partitions of "
-                "one GPU do, so a handle cannot name one of them",
-                hint="use the GPU unpartitioned",
+                f"several devices have the identity {shorten(one.identity, 60)}, so a handle "
+                "cannot name one of them; the partitions of a GPU have the same identity",
+                hint="turn off the partitions of the GPU",
                 backend=vendor.family.backend,
             )
     return found
@@ -91,8 +91,9 @@ def _uuid_of(vendor: Vendor, ordinal: int, properties: dict[str, Any]) -> str | 
     # identify AMD's devices by their bus ids.
     if vendor.family.is_hip:
         return None
-    # deviceGetUuid is preferred, because CuPy and ctypes cut the UUID in the properties at its
-    # first zero byte. If this UUID has no zero byte, CuPy can add bytes after it.
+    # The properties also contain the UUID. But CuPy and ctypes return only the bytes before its
+    # first zero byte. If the UUID has no zero byte, CuPy may also return bytes that follow the
+    # UUID. So deviceGetUuid is preferred.
     uuid = properties.get("uuid")
     if vendor.has("deviceGetUuid"):
         with vendor.calling("deviceGetUuid"):

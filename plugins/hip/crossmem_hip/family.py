@@ -58,7 +58,8 @@ class Family:
     Parameters
     ----------
     backend
-        Name of the backend, and prefix of functions in the vendor's runtime library.
+        Name of the backend. The names of the functions in the vendor's runtime library begin with
+        the same letters.
     is_hip
         Whether the vendor is AMD. CuPy's runtime has a flag of the same name and meaning.
     vendor

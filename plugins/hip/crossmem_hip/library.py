@@ -23,7 +23,7 @@ __all__ = ["CupyRuntime", "LibraryError", "LibraryRuntime", "extend", "open_runt
 
 _SUCCESS: Final = 0
 _NO_CONTEXT: Final = frozenset({3, 201})
-"""The codes of CUDA's driver library in a process or thread that has used no device yet."""
+"""The result codes of CUDA's driver library if the process or the thread has used no device yet."""
 _ADDED: Final = (
     "deviceGetAttribute",
     "deviceGetUuid",
@@ -34,8 +34,8 @@ _ADDED: Final = (
     "streamWriteValue64",
     *VIRTUAL,
 )
-"""The functions that CuPy lacks, and ``deviceGetAttribute``: on CUDA, CuPy's function knows fewer
-attributes than the function of the driver library."""
+"""The functions that CuPy lacks, and ``deviceGetAttribute``. CuPy has a ``deviceGetAttribute``, but
+on CUDA it knows fewer attributes than the driver library's function."""
 
 _STUBS: Final = ("hostRegister", "hostUnregister", "ipcGetEventHandle", "ipcOpenEventHandle")
 """The functions for which CuPy on HIP has only stubs that return 999."""
@@ -46,7 +46,7 @@ memory can take ten seconds."""
 
 
 class LibraryError(RuntimeError):
-    """A refusal of the vendor, in the form of CuPy's ``CUDARuntimeError``."""
+    """The vendor refused a call. The class has the interface of CuPy's ``CUDARuntimeError``."""
 
     def __init__(self, status: int, name: str) -> None:
         super().__init__(status, name)
@@ -202,7 +202,7 @@ def _calls_beside_hip(family: Family, module: Any) -> _Calls | None:
     try:
         version = module.runtimeGetVersion()
     except error:
-        # The driver queries the version again, and reports the failure.
+        # ``Vendor`` queries the version again, and reports the failure.
         return None
     return _Calls(Functions(library, hip_prototypes(family, version)), error)
 

@@ -13,8 +13,8 @@ __all__ = ["Mechanism", "Reference"]
 class Mechanism(Protocol):
     """One mechanism, such as legacy IPC.
 
-    Some methods use the current device. Before a call of these methods, the driver makes the device
-    of the block or import current.
+    Some methods use the current device. Before the driver calls such a method, the driver selects
+    the device of the block or import as the current device.
 
     Attributes
     ----------
@@ -80,10 +80,10 @@ class Mechanism(Protocol):
         ...
 
     def keep_mapped(self, imported: Imported) -> None:
-        """Release the resources of an import that only another call of :meth:`map` would need.
+        """Release those resources of an import that only a further call of :meth:`map` would need.
 
-        The mapping stays. The driver will not map the import again. The driver makes no device
-        current for this call.
+        The mapping stays. The driver will not map the import again. The driver does not change the
+        current device for this call.
         """
         ...
 

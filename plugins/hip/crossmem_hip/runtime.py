@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a runtime: the functions that the driver uses, as in ``cupy.cuda.runtime``.
+"""The interface of a runtime, which follows the example of ``cupy.cuda.runtime``.
 
 Pointers and streams are integers. IPC handles are ``bytes`` of length 64. A function that fails
 raises ``CUDARuntimeError``, on HIP too. The exception's ``status`` is the vendor's code. CuPy's
@@ -91,9 +91,9 @@ class VirtualMemory(Protocol):
     def memSetAccess(
         self, pointer: int, size: int, access: Sequence[tuple[int, int, int]], /
     ) -> None:
-        """Set which devices can access mapped memory.
+        """Set the access of devices to mapped memory.
 
-        Each item is for one device: location type, location id and access.
+        Each item of ``access`` is for one device: location type, location id and access.
         """
         ...
 
@@ -184,8 +184,8 @@ class Runtime(VirtualMemory, StreamValues, Protocol):
     def eventQuery(self, event: int, /) -> int | None:
         """Return 0 or None if the event's work is complete.
 
-        Otherwise, return the vendor's code, or raise an exception with the code. The code is 600 if
-        the work is not complete.
+        Otherwise, return the vendor's code, or raise an exception with the code. Code 600 means
+        that the work is not complete. Each other code means that the call failed.
         """
         ...
 

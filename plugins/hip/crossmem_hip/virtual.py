@@ -54,7 +54,7 @@ class _Physical(Reference):
     is_mapped: bool = False
     """Whether the memory is mapped at these addresses."""
     pieces: dict[int, bool] = field(default_factory=dict)
-    """The addresses of the memory's mappings in address ranges, as keys."""
+    """The memory's mappings in address ranges. Each key is the address of a mapping."""
 
 
 class Virtual(Mechanism):
@@ -68,7 +68,7 @@ class Virtual(Mechanism):
         Number of devices.
     reached_by
         Returns the devices that get access to a device's mappings. With the capability
-        ``peer_access``, these are all devices. Without it, this is only the device itself.
+        ``peer_access``, all devices get access. Without it, only the device itself gets access.
     """
 
     name = "vmm"
@@ -85,7 +85,7 @@ class Virtual(Mechanism):
         self._rt = vendor.rt
         self._reached_by = reached_by
         self._exported: dict[int, bool] = {}
-        """The open descriptors of this process's exports, as keys."""
+        """The exports of this process. Each key is the open descriptor of an export."""
         self._granularities = [self._ask_granularity(one) for one in range(devices)]
         self.foreign_memory = knows_mappings(vendor)
 
@@ -222,8 +222,8 @@ class Virtual(Mechanism):
     @override
     def close(self, imported: Imported) -> None:
         owned: _Physical = imported.reference
-        # If `map` failed and could not undo its steps, core does not know of a mapping and does not
-        # call `unmap`. So this method tries to undo these steps again.
+        # If `map` failed and could not undo its steps, the memory may still be mapped. core does
+        # not know this, so core does not call `unmap`. This method tries to undo the steps again.
         self.unmap(imported)
         self._release_handle(owned)
 

@@ -13,8 +13,8 @@ from crossmem.driver.recording import call_into
 __all__ = ["ArrayIndex", "Indexed"]
 
 _MOST_NEW: Final = 64
-"""When there are this many new entries, an addition updates the sorted lists. Most views end before
-an update, so their entries never enter the lists."""
+"""If the index has this many new entries, ``add`` moves them into the sorted lists. Most views end
+before such a move, so their entries never enter the lists."""
 
 
 class Indexed(Protocol):
@@ -50,10 +50,11 @@ class ArrayIndex:
     """An index of the memory that may contain arrays: memory with views, and adopted memory.
 
     If few entries overlap, the time of a lookup is logarithmic in the number of all entries.
-    Several objects may have the same addresses.
+    Several memory objects can have the same addresses.
 
     A finaliser or a signal handler may interrupt a thread inside this class at any point, and may
-    itself add or look up arrays. Therefore, only the outermost call changes the lists.
+    itself add or look up arrays. Therefore, a call that interrupts a search or an update of the
+    lists does not change the lists.
 
     Parameters
     ----------
@@ -77,8 +78,8 @@ class ArrayIndex:
         of a list have similar sizes, so only a few entries that start before an address can contain
         the address."""
         self._new: dict[int, _Spot] = {}
-        """New entries. The key is the number of the entry. The next lookup, or one addition in
-        many, moves the entries into the lists."""
+        """New entries. The key is the number of the entry. The next lookup moves the entries into
+        the lists. An addition moves them if there are ``_MOST_NEW`` of them."""
         self._gone: deque[_Anchor] = deque()
         """The weak references to anchors that have ended. At the end of an anchor, Python calls the
         callback of the reference, which adds the reference here."""
@@ -94,8 +95,8 @@ class ArrayIndex:
         if len(new) < _MOST_NEW:
             return
         # A wait for the lock could deadlock: the thread that holds the lock may run a finaliser
-        # that waits for a lock of this thread. If the lock is not free, the next lookup updates the
-        # lists.
+        # that waits for another lock, which this thread holds. If the index's lock is not free, the
+        # next lookup updates the lists.
         taken: list[bool] = []
         try:
             call_into(taken, self._lock.acquire, False)  # noqa: FBT003
@@ -157,7 +158,7 @@ class ArrayIndex:
     def _settle(self) -> None:
         """Move new entries into the lists, and remove entries whose anchors have ended.
 
-        The caller holds the lock. Only the outermost call of a thread may call this method.
+        The caller holds the lock, and has checked that ``_is_busy`` is false.
         """
         self._is_busy = True
         try:
@@ -167,8 +168,8 @@ class ArrayIndex:
                 while True:
                     if not self._gone:
                         break
-                    # The reference leaves the queue last: after an interrupt, the removal is
-                    # repeated, not lost.
+                    # The reference leaves the queue after the removal of the entry. So after an
+                    # interrupt, a later call repeats the removal.
                     key = self._gone[0].key
                     self._new.pop(key[2], None)
                     self._forget(key)
@@ -201,7 +202,10 @@ def _find(spots: list[_Spot], key: tuple[int, int, int]) -> tuple[int, bool]:
 
 
 def _usable(spot: _Spot, end: int) -> Indexed | None:
-    """Return the memory of an entry if it reaches ``end`` and is not closed, else None."""
+    """Return an entry's memory.
+
+    Return None if the entry ends before ``end``, or if the memory is closed or no longer exists.
+    """
     memory = spot.memory() if end <= spot.end else None
     return memory if memory is not None and not memory.closed else None
 

@@ -36,7 +36,7 @@ class Copyable(Endable):
 
     @property
     def ptr(self) -> int:
-        """Address of the first byte in this process, for calls of the vendor's API."""
+        """Address of the memory's first byte, for calls of the vendor's API in this process."""
         raise NotImplementedError
 
     def write(self, data: Any, *, offset: int = 0) -> None:
@@ -186,7 +186,8 @@ class Copyable(Endable):
 
     def _begin_copy(self, copy: object) -> int:
         """Register a copy and return the memory's address. The caller must remove the copy."""
-        # This check comes before the lock, which may be held for ever in a forked child.
+        # In a forked child, ``ptr`` raises. This method must raise before it acquires the lock: a
+        # forked child may wait for the lock for ever.
         self.ptr  # noqa: B018
         with self._process.state:
             # The copy is registered before the address is read. Another thread can end a block of a

@@ -58,7 +58,8 @@ class Record:
     def give_back(self, *, blocking: bool) -> None:
         """Release the remaining resources. Set ``is_done`` once all are released.
 
-        Any thread may call this method at any time: concurrently, and again after an error.
+        Any thread may call this method at any time. Several threads may call it at the same time,
+        and a thread may call it again after an error.
 
         Parameters
         ----------
@@ -140,8 +141,8 @@ class DeferredWork:
         Parameters
         ----------
         look
-            Whether to check the leases of all freed memory, and to wait for threads that are
-            freeing such memory.
+            Whether to check the leases of all freed memory. If another thread is releasing this
+            memory, the check waits for that thread.
         patient
             Whether to wait for the work of a device even if a stream waits for a timeline.
         """
@@ -194,8 +195,8 @@ class DeferredWork:
             # The caller did not cause this fault of a driver, so the fault is only logged.
             _log.exception("the release of a resource failed")
         finally:
-            # CPython runs no signal handler before the ``del`` below. If a handler raised there,
-            # this thread's entry would stay and keep the record alive.
+            # CPython runs no signal handler between the next statement and the ``del``. If a
+            # handler raised there, this thread's entry would stay and keep the record alive.
             self.trying[me] = outer
             if outer is None:
                 del self.trying[me]

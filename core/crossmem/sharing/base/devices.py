@@ -109,7 +109,7 @@ class LocalDevice:
         return _restore, (self.backend, self.identity, self.runtime, self.mechanism)
 
     def for_mechanism(self, mechanism: str) -> Self:
-        """Return the device object that shares allocations of this device by a mechanism.
+        """Return the object of this device that uses a mechanism to share allocations.
 
         Parameters
         ----------
@@ -119,7 +119,8 @@ class LocalDevice:
         Returns
         -------
         Device
-            Each mechanism has one object, with the capabilities of the mechanism.
+            The device has one object for each mechanism. The object has the mechanism's
+            capabilities.
 
         Raises
         ------
@@ -167,7 +168,7 @@ class LocalDevice:
         raise NotImplementedError
 
     def _await_ready(self, ready: ReadyHandle, stream: Any, timeout: float | None) -> None:
-        """Let ``stream`` wait for the work of ``ready``. If it is None, let the host wait."""
+        """Let a stream wait for the work of ``ready``. If ``stream`` is None, let the host wait."""
         raise NotImplementedError
 
     def synchronize(self) -> None:

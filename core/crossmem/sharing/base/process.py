@@ -143,8 +143,8 @@ class Process:
         """Whether this thread holds a lock under which a release could deadlock; see ``_notifies``.
 
         Finalisers and signal handlers may run at any point, even while their thread holds such a
-        lock. If a finaliser or handler then ends an object, a later call of crossmem or the reaper
-        releases the object's resources.
+        lock. If a finaliser or handler then ends an object, the object's resources are released
+        later: by the reaper, or during a later call of crossmem.
         """
         for notify in self._notifies:
             try:
@@ -182,7 +182,7 @@ class Process:
         return self.server
 
     def drain(self, *, patient: bool = False) -> None:
-        """Continue with deferred work. Each public call off the hot path does this first.
+        """Continue with deferred work. Public calls do this first, except on the hot path.
 
         :meth:`DeferredWork.drain` explains ``patient``.
         """

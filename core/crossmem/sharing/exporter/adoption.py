@@ -110,8 +110,8 @@ class AdoptionRecord(AllocationRecord):
 class Adoption(Allocation):
     """Memory that another library allocated. Made by :meth:`crossmem.Device.adopt`.
 
-    An adoption has the interface of an allocation. A ``with`` statement ends the adoption at the
-    end of its block. crossmem never frees adopted memory.
+    An adoption has the interface of an allocation. An adoption in a ``with`` statement ends when
+    the statement ends. crossmem never frees adopted memory.
 
     Attributes
     ----------

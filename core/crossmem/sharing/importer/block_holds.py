@@ -104,7 +104,7 @@ class ArenaImport:
         now = time.monotonic()
         if isinstance(self.record, RemoteImport) and self.record.connection is not None:
             self._ask(self.record, self.record.connection)
-        # If the owner is dead, _ask() raises, so look_at stays, and the next attach checks again.
+        # If _ask() raises, look_at keeps its earlier value. Then the next attach checks again.
         self.look_at = now + _LOOK_S
 
     def _ask(self, record: RemoteImport, connection: OwnerConnection) -> None:
@@ -114,9 +114,9 @@ class ArenaImport:
         link = connection.open_link
         if link is not None and link is self.link:
             return
-        # The earlier connection is closed. For example, the owner's server had too many
-        # connections, or the owner called exec, which keeps pid and pidfd. The reply to a new
-        # request shows whether the owner still has the pool.
+        # The earlier connection is closed. There are several possible causes: for example, the
+        # owner's server had too many connections, or the owner called exec, which keeps pid and
+        # pidfd. The reply to a new request shows whether the owner still has the pool.
         device = record.device
         answers = connection.request(
             (handle,),
@@ -240,8 +240,8 @@ class BlockHold(Use):
             del holders[index]
         word = row[at]
         if not word:
-            # The word is 0 already. An exception of a signal handler has interrupted either take()
-            # before it wrote the word, or an earlier call of this method after it cleared the word.
+            # The word is 0 already, because a signal handler raised in an earlier call: in take(),
+            # before take() wrote the word, or in this method, after this method cleared the word.
             self.is_done = True
             return True
         row[at] = 0

@@ -77,8 +77,8 @@ class RemoteImport(ImportRecord):
 
             - The size or capacity in the handle differs from the one that the exporter reports.
             - The size or capacity of the open memory differs from the one in the report.
-            - The slot in the handle is not the pool's.
-            - The block size in the handle is not the pool's.
+            - The arena's slot in the handle of a block differs from the slot in the lease.
+            - The block size in the handle of a block differs from the pool's.
         DriverError
             The vendor's call failed. The caller still owns the lease.
         """
@@ -217,7 +217,7 @@ class RemoteImport(ImportRecord):
 
     @override
     def hint(self, slot: int) -> None:
-        """Send the hint if that is possible without waiting."""
+        """Send a hint to the exporter, if that is possible without waiting."""
         if self.connection is not None:
             self.connection.send_hint(slot)
 
@@ -293,7 +293,7 @@ class RemoteImport(ImportRecord):
 
 
 def _check_pool(pool: PoolCore, leased: Leased) -> None:
-    """Refuse a handle whose slot or block size is not the pool's, before any driver call (C14)."""
+    """Refuse a block's handle that does not match the pool, before any driver call (C14)."""
     holds, slot = leased.holds, pool.slot - BLOCKS_AT
     if holds is None or slot != leased.slot:
         raise not_of_the_pool()

@@ -220,8 +220,8 @@ class ImportTable(Part):
             except BaseException as error:
                 connection.give_back(answers)
                 # After a timeout, the reaper drops the late reply. After an interrupt, the reaper
-                # gets no work. The request may be unsent, and the reaper could look for its reply
-                # for ever.
+                # gets no work, because the request may be unsent. Then no reply comes, and the
+                # reaper would look for the reply for ever.
                 if isinstance(error, OwnerUnresponsiveError):
                     drop_late_replies(self._process, connection)
                 raise

@@ -100,8 +100,8 @@ class Block(Memory):
         lease
             Must be True.
         synchronize
-            If True, wait for the device work issued so far, unless an earlier call has waited and
-            returned the same handle (C21).
+            If True, wait for the device work issued so far (C21). There is no wait if an earlier
+            call has waited and returned the same handle.
         stream
             As for :meth:`crossmem.Allocation.export`.
 
@@ -265,8 +265,8 @@ class Block(Memory):
             arena, pool, one = record.arena, record.pool, (record.index,)
             is_full = len(arena.freed) + 1 >= arena.batch
             # One step: no signal handler and no other thread runs in this branch, so it needs no
-            # lock. A thread that makes a copy or a view records it, and then reads ``_record``. If
-            # the record comes too late for this branch, that thread sees that the block has ended.
+            # lock. A thread first sets ``copies`` or ``_anchor`` for a copy or view, and then reads
+            # ``_record``. So this branch sees the copy or view, or the thread sees the block's end.
             if not (
                 is_full
                 or self._record is None
@@ -309,7 +309,7 @@ class Block(Memory):
                         self._refuse_if_used("free")
                         if self._record is None:
                             break  # Another thread has freed the block.
-                        # One step. Exports from now on get this generation and go stale with it.
+                        # One step. Later exports get this generation; retiring it makes them stale.
                         generation = record.generation
                         if is_retired := not generation:
                             # The block has no handle, so no barrier is necessary.
@@ -326,7 +326,7 @@ class Block(Memory):
                             if is_retired:
                                 if landing is not None:
                                     record.landing = landing
-                                # _detach() is avoided: a signal handler could raise at its entry.
+                                # No call of _detach(): at a call, a signal handler may raise.
                                 self._record, self.__class__ = None, self._when_ended
                                 self._process.deferred.ready[record] = None
                     if is_retired:

@@ -25,7 +25,7 @@ class PoolRecord(Record):
     memory
         The allocation that contains all blocks. This record frees it.
     stride
-        Bytes from one block to the next.
+        Number of bytes from the start of a block to the start of the next block.
     allow, access
         The processes that may import blocks, and their access.
     """
@@ -63,7 +63,7 @@ class PoolRecord(Record):
         # Freeing a block reads these references on the hot path.
         self.copies = self.usage.copies
         self.ready, self.idle = self.process.deferred.ready, self.process.deferred.idle
-        # No work uses new memory, so the export need not wait.
+        # The memory is new, so no work of the device uses it yet, and the export need not wait.
         handle = memory.export(allow=allow, access=access, synchronize=False)
         server = self.process.start_server()
         wait = None

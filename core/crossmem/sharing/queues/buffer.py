@@ -244,9 +244,9 @@ class SharedBuffer(Memory):
         stream
             The stream whose work uses the buffer: a stream of CuPy, PyTorch or torch-npu, or the
             vendor's handle of a stream. The buffer is released when the work that was issued on the
-            stream before this call is complete. The call waits for that work, unless the buffer was
-            received and the device has timelines of level ``"word"``. With None, the call waits for
-            all work of the device.
+            stream before this call is complete. The call itself waits for that work in two cases: a
+            producer releases the buffer, or the device has no timelines of level ``"word"``. With
+            None, the call waits for all work of the device.
 
         Raises
         ------
@@ -330,8 +330,8 @@ def taken_from(buffer: SharedBuffer, holder: Holder) -> BufferRecord:
     """
     record, anchor, process = buffer._record, buffer._anchor, buffer._process
     is_plain = gettrace() is None and (anchor is None or anchor() is None)
-    # The condition and the branch are one step. They call no function, so no signal handler and no
-    # other thread runs before the return. A thread that copies or views the buffer first records
+    # This condition and its branch call no function. So no signal handler and no other thread runs
+    # from here to the return. A thread that copies or views the buffer first records
     # the copy or view, and then reads ``_record`` again. So either this condition sees the copy or
     # view, or that thread sees that the buffer has ended.
     if (

@@ -28,8 +28,8 @@ from crossmem.sharing.queues.layout import (
 __all__ = ["LOOK_S", "Opened", "ring"]
 
 LOOK_S: Final = 0.25
-"""The longest single sleep, in seconds. Between two sleeps, a waiting process checks whether the
-owner is alive. The process repeats this check after LOOK_S seconds at the earliest."""
+"""The longest single sleep of a waiting process, in seconds. Between two sleeps, the process checks
+whether the owner is alive, unless the last such check was less than LOOK_S seconds ago."""
 
 
 def ring(bell: int) -> None:

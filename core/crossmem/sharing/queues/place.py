@@ -78,7 +78,7 @@ class Place:
         self.sleepers = 0
         """Number of threads and tasks that wait."""
         self.turns: dict[Any, Any] = {}
-        """For each event loop, the lock that its waiting tasks take in turn, see
+        """For each event loop, the lock that its waiting tasks take in turn; see
         :func:`waiting.repeat`."""
         self._bell = opened.bells[place]
 

@@ -57,9 +57,8 @@ class Places(Record):
         """The mappings of the places that this process has taken."""
         self._joining: dict[QueueRole, list[int]] = {}
         """For each role, a list with the id of the thread that is taking a place. Each call of
-        :meth:`join` makes its own list. If a call finds a list that is equal to its own list but is
-        another object, the call comes from a signal handler that interrupted a call of the same
-        thread."""
+        :meth:`join` makes its own list. If a call finds the id of its own thread in another call's
+        list, this call comes from a signal handler that interrupted the other call."""
 
     def has_place(self, role: QueueRole) -> bool:
         """Whether this process has a place for a role."""

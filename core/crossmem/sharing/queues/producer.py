@@ -286,8 +286,8 @@ class Producer(Place):
         mine, buffer, depth = self.words, record.buffer, self.opened.terms.depth
         at = self._entry + ENTRY_WORDS * buffer
         first = 8 * (at + USER)
-        # If a key is missing, Counter calls a Python method, in which a signal handler could
-        # interrupt the step below. So the key is added before the step.
+        # If a key is missing, Counter calls a Python method, and a signal handler may run in that
+        # method. So the key is added before the step below, which must not be interrupted.
         self._given.setdefault(target, 0)
         # On processors that keep stores in order, the rest of this function is one step: no signal
         # handler and no other thread runs during the step. So a handler that puts an entry gets a

@@ -87,8 +87,8 @@ class VendorQueueRecord(Places):
     )
 
     consumer: ClassVar = None
-    """Always None: ``Queue._detach()`` need not look for received buffers, because a buffer of a
-    vendor's queue may outlive the queue."""
+    """Always None. So ``Queue._detach()`` ends the queue even if received buffers are still in use.
+    A buffer of a vendor's queue may outlive the queue."""
 
     def __init__(
         self,
@@ -108,9 +108,11 @@ class VendorQueueRecord(Places):
         self.failure: DriverError | None = None
         """The failure of a get_many() that has returned some buffers. The next get() raises it."""
         self.queues: list[VendorQueue] = []
-        """The vendor's queue as the only item; empty after the queue was closed."""
+        """A list that contains only the vendor's queue. When the queue is closed, the list becomes
+        empty."""
         self.roles: dict[QueueRole, Mapping | None] = {}
-        """For each role, the mapping of this process's place; None after the place was left."""
+        """For each role, the mapping of this process's place, or None if the process has left the
+        place."""
         self.is_owner = False
         self.directories: dict[QueueRole, ShareableHandle] = {}
         """In the owner: for each role, the handle of the directory."""
@@ -165,7 +167,10 @@ class VendorQueueRecord(Places):
             raise OwnerGoneError(msg, hint="make a new queue in a living process")
 
     def _repeat(self, once: Callable[[VendorQueue, float], _T], timeout_s: float) -> _T | None:
-        """Repeat a short wait of the vendor. Return the result, or None if the time is up."""
+        """Call ``once`` until its result is true. Return the result, or None if the time is up.
+
+        Each call lets the vendor wait for a short time.
+        """
         end = monotonic() + timeout_s
         while True:
             self.check_open()
@@ -221,7 +226,8 @@ class VendorQueueRecord(Places):
             if found is None:
                 return None
             record = VendorBufferRecord(self.consuming, found, is_received=True)
-            # A program that calls the vendor's API itself may have put the buffer, with any length.
+            # The buffer may come from a program that calls the vendor's API itself. Such a program
+            # can set any length.
             return BufferOfVendor(record, min(found.length, found.capacity), found.user_data)
         except BaseException:
             self._drop(self.consuming, made)

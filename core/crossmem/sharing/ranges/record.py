@@ -34,7 +34,7 @@ class Source(NamedTuple):
     Parameters
     ----------
     memory
-        The driver's object to map.
+        The driver's object for the memory.
     home
         Identity of the device that holds the memory.
     device
@@ -59,7 +59,7 @@ class Source(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """Whether this process allocated the memory; also true for an import of that memory."""
+        """Whether this process allocated the memory. A process can also import its own memory."""
         return isinstance(self.memory, Block)
 
 
@@ -159,8 +159,8 @@ class RangeRecord(Record):
         self.pieces: list[PieceRecord] = []
         """The pieces, in the order of their offsets. Guarded by the lock ``process.state``."""
         self.shows_own: bool | None = None
-        """True if the range takes this process's own memory, False if it takes imported memory,
-        None until a piece was mapped."""
+        """True if the range accepts only this process's own memory. False if the range accepts only
+        imported memory. None until a piece was mapped."""
         self._reserved: list[Reserved] = []
 
     @property
@@ -214,7 +214,8 @@ class RangeRecord(Record):
         device, refused = self.device, None
         if source.device is not device or source.home != device.identity:
             refused = (
-                "the memory must be on this device, and opened for it with the range's mechanism"
+                "the memory must be on this device, and opened for this device with the range's "
+                "mechanism"
             )
         elif source.memory.capacity % device.capabilities.granularity_nbytes:
             refused = "the memory's capacity must be a multiple of the granularity"

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timelines that crossmem makes for hand-overs of memory on streams, one for each stream."""
+"""The timelines with which a receiver of memory waits for work on a stream of the sender.
+
+No two streams share a timeline.
+"""
 
 from typing import Any
 

@@ -86,8 +86,8 @@ class Level:
         """
         if self.is_unsure:
             self.device.driver.synchronize(self.device.ordinal)
-            # All work is complete, so no stream will write a larger value, and ISSUED must not
-            # exceed the reached value. At level "event", VALUE may be smaller than ``reached``.
+            # All work is complete, so no stream will write a larger value. ISSUED is set to
+            # ``reached`` and not to VALUE: at level "event", VALUE may be smaller than ``reached``.
             self.cell.write(ISSUED, self.reached)
             self.is_unsure, self._last = False, None
 

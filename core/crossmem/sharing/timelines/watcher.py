@@ -28,7 +28,7 @@ process may overwrite the value."""
 
 
 class Watched(Protocol):
-    """A timeline for whose values a stream of this process waits."""
+    """A timeline. A stream of this process waits until the timeline reaches a value."""
 
     @property
     def cell(self) -> Cell:
@@ -47,7 +47,7 @@ class Watched(Protocol):
 
 
 class StreamWatcher(Part):
-    """The timelines for whose values streams of this process wait."""
+    """Watches the timelines that streams of this process wait for."""
 
     closing: ClassVar = -5
 
@@ -74,8 +74,8 @@ class StreamWatcher(Part):
         DriverError
             This process can start no more threads.
         """
-        # This assignment is not in __init__(): two threads may make a StreamWatcher each, but
-        # Process.part() keeps only one of the two, and watch() is called only on that one.
+        # This assignment is not in __init__(): if two threads call Process.part() at once, it may
+        # make two watchers, but it keeps only one. watch() is called only on the kept watcher.
         self._process.deferred.streams_wait = self.is_waiting
         with self._process.state:
             before = self._targets.get(one, 0)
@@ -103,10 +103,10 @@ class StreamWatcher(Part):
         return is_needed
 
     def forget(self, one: Watched, value: int, before: int = 0) -> None:
-        """Stop watching a timeline for ``value``.
+        """Set the awaited value of a timeline from ``value`` back to ``before``.
 
-        If ``before`` is not 0, watch the timeline until it reaches ``before``. If another call has
-        set a larger value meanwhile, change nothing.
+        If ``before`` is 0, stop watching the timeline. If another call has set a larger value
+        meanwhile, change nothing.
         """
         with self._process.state:
             if self._targets.get(one) == value:
@@ -129,7 +129,7 @@ class StreamWatcher(Part):
 
     @override
     def prepare_exit(self) -> None:
-        """Wait until no stream waits any more, but no longer than ``exit_wait_s``.
+        """Wait until no stream waits any more. Give up after ``exit_wait_s`` seconds.
 
         If a stream still waits after that, crossmem does not release the memory of the stream's
         driver, because the release would wait for the stream. The vendor releases this memory

@@ -151,9 +151,9 @@ static int cm_start_python(void *handle)
         cm_complain("this Python cannot be embedded: Py_SetProgramName", " is missing");
         return 0;
     }
-    /* Python ignores PYTHONHOME and similar variables, because they are for other interpreters. It
-     * does not import site, because the start code names the folders of all imports outside of the
-     * standard library. */
+    /* Python ignores PYTHONHOME and similar variables, because they are for other interpreters.
+     * Python does not import the module site, which would extend sys.path. The start code extends
+     * sys.path instead. */
     cm_set(handle, "Py_IgnoreEnvironmentFlag");
     cm_set(handle, "Py_NoSiteFlag");
     /* Py_InitializeEx changes the locale of the program. So the locale is restored afterwards. */
@@ -293,8 +293,8 @@ static void cm_after_fork_in_child(void)
     if (cm_fork_state >= 0) {
         cm_python.PyOS_AfterFork_Child();
         /* This call releases the GIL and keeps Python's state of this thread. PyGILState_Release
-         * could delete that state. Python 3.11 aborts if no thread has a state, and the thread that
-         * started Python may not exist here. */
+         * could delete that state. It may be the only state here, because the thread that started
+         * Python may not exist here. Python 3.11 aborts if no thread has a state. */
         cm_python.PyEval_SaveThread();
     }
     cm_unshield(cm_fork_shield);

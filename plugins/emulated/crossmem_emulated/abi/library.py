@@ -61,12 +61,14 @@ class Binding(Protocol):
     def functions(self) -> Mapping[str, Callable[..., Any]]:
         """Return the Python function that implements each C function. The key is the C name.
 
-        A C function without an entry has no effect, and only its first call is logged. If its
-        result is a number, the C function returns the result of :meth:`refuse`. If its result is a
-        pointer, the C function returns null. A Python function gets cffi's objects for the C
-        arguments, and cffi converts the result of the Python function. An exception of the Python
-        function is logged. The C function then returns the vendor's unknown error, or 0 if it does
-        not return error codes.
+        A C function without an entry has no effect, and only its first call is logged. If the C
+        function returns a number, the number is the result of :meth:`refuse`. If the C function
+        returns a pointer, the pointer is null.
+
+        A Python function gets cffi's objects for the C arguments, and cffi converts the result of
+        the Python function. If the Python function raises, the exception is logged, and the C
+        function returns the vendor's unknown error. A C function that does not return error codes
+        returns 0 in this case.
         """
         ...
 
@@ -92,8 +94,8 @@ class Library:
     types
         C declarations of types: typedefs, structures and enumerations.
     prototypes
-        C declarations of functions, each ``result name(type name, ...);``. A parameter that is a
-        pointer to a function needs a typedef.
+        C declarations of functions. Each declaration has the form ``result name(type name, ...);``.
+        A parameter that is a pointer to a function needs a typedef.
     code
         C definitions of functions that need no emulation. The library exports them, too.
     node
@@ -112,7 +114,8 @@ class Library:
         A function that takes the name of a C function, and returns the emulation's name for this
         function. The result is None if no fault can be injected into the C function.
     fault_hint
-        The hint of an error about a malformed fault: an example of a fault, and its effect.
+        The hint of the error that a user gets who requests a fault in a wrong syntax. The hint
+        gives an example of a fault, and says what the fault does.
     bind
         A function that makes the binding. Its arguments are the ``FFI`` object with all
         declarations, and the name of the file that the program loaded.

@@ -93,8 +93,8 @@ def prepare(
     request
         The settings of the emulation.
     environ
-        The environment variables of the programs. The result has the variables that the emulation
-        adds to them.
+        The environment variables of the programs. The result contains only the variables that the
+        programs need in addition.
 
     Raises
     ------
@@ -110,13 +110,13 @@ def prepare(
     options = Options.from_environ({**environ, **variables})
     library.check_profile(getattr(options, library.profile_field))
     if request.is_lasting and request.faults:
-        msg = "faults are not possible with a printed environment: they end when this command ends"
+        msg = "faults are not possible with a printed environment: a fault ends with this command"
         hint = f"run the program with `crossmem emulate {api} --fault ... -- COMMAND`"
         raise ConfigurationError(msg, hint=hint)
     folders = [build(library, environ)]
     if api == "hip":
-        # CuPy is linked with more libraries of ROCm, and this machine may lack some of them. The
-        # stand-ins replace the missing libraries.
+        # CuPy is also linked with libraries of ROCm that are not emulated. This machine may lack
+        # some of these libraries. The stand-ins replace the missing libraries.
         stand_ins = build_stand_ins(installed_users(), environ)
         folders += [stand_ins] if stand_ins else []
         variables.update({name: str(folders[0]) for name in _ROOT_VARIABLES if environ.get(name)})

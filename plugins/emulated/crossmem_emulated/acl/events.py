@@ -118,7 +118,7 @@ def _reset_event(process: AclProcess, handle: int, stream_handle: int) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing. A stream's wait for an event calls this function after the event is complete."""
+    """Do nothing. This is the work that a stream does after it has waited for an event."""
 
 
 @entry("rt.stream_wait_event", "kk")
@@ -304,8 +304,8 @@ def _publish(process: AclProcess, event: Event, stream: Stream, work: Work) -> N
         statement = "UPDATE acl_event SET pending = ? WHERE token = ?"
         tables.execute(statement, (0 if is_done else number, event.token))
     if not is_done:
-        # Perhaps no other thread of this process waits for the rest of the work, so a new thread
-        # waits for the function of the application and then finishes the work.
+        # The rest of the work waits for a function of the application. A new thread finishes this
+        # work, because it is possible that no other thread of this process waits for the work.
         threading.Thread(target=finish, name="crossmem-event", daemon=True).start()
 
 

@@ -85,13 +85,13 @@ class Places:
     Parameters
     ----------
     first
-        Index of the first of these copies. If there is a next ``Places``, its first copy follows
-        the last of these copies. Otherwise, these copies go on to the end of the batch.
+        Index of the first of these copies. The last of these copies is the one before ``first`` of
+        the next ``Places``. Without a next ``Places``, it is the last copy of the batch.
     target, source
         Location of the copies' targets, and location of their sources. A location is a pair of a
         number and a type.
     is_reserved_used
-        Whether a reserved field is not 0 in the vendor's attributes for these copies.
+        Whether the vendor's attributes for these copies have a reserved field that differs from 0.
     """
 
     first: int
@@ -129,7 +129,7 @@ def _check_batch(copies: Sequence[Copy], places: Sequence[Places]) -> None:
         raise Refused(Code.INVALID_PARAM, "the batch has no copies")
     for number, (_, largest, _, nbytes) in enumerate(copies):
         if nbytes > largest:
-            text = f"copy {number}: {nbytes} bytes are more than the target's {largest}"
+            text = f"copy {number}: {nbytes} bytes do not fit into a target of {largest} bytes"
             raise Refused(Code.INVALID_PARAM, text, "ACL-E28")
     if any(one.is_reserved_used for one in places):
         raise Refused(Code.INVALID_PARAM, "reserved fields of the attributes must be 0")

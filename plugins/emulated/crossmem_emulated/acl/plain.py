@@ -159,8 +159,8 @@ def _free_with_dev_sync(process: AclProcess, pointer: int) -> None:
 
 @entry("rt.get_mem_info", "i", 0, 0)
 def _get_mem_info(process: AclProcess, attribute: int) -> tuple[int, int]:
-    # Some types of physical memory have larger numbers. This function has no information about
-    # them.
+    # Some types of physical memory have numbers above this bound. This function has no information
+    # about these types.
     if not 0 <= attribute <= Attribute.HBM_MEM_P2P_HUGE1G:
         raise Refused(Code.RT_PARAM_INVALID, f"there is no memory info for attribute {attribute}")
     index = process.visible[process.current().device]

@@ -90,9 +90,10 @@ def _number(share: int) -> int:
 def _find_share(
     process: AclProcess, tables: sqlite3.Connection, share: int
 ) -> tuple[int, int, int, int, bool]:
-    """Return a shareable handle's pages, owner, device and attribute, or refuse.
+    """Return a shareable handle's pages, owner, device, attribute and ``validates``.
 
-    The last result says whether imports check the handle's whitelist.
+    ``validates`` says whether imports check the handle's whitelist. Refuse a handle that does not
+    exist, or whose owner is dead.
     """
     row = tables.execute(
         "SELECT pages, owner, device, attribute, validates FROM acl_share WHERE number = ?",

@@ -100,9 +100,9 @@ class Runtime:
     - virtual memory: ``memCreate``, ``memAddressReserve``, ``memMap`` and so on;
     - further functions that C programs call.
 
-    The docstring of each function is its signature. The functions that CuPy lacks take the fields
-    of a vendor's struct as separate arguments. Where the vendor takes a list of structs, they take
-    a list of tuples.
+    The docstring of each function is its signature. If CuPy lacks a function and the vendor's
+    function has a struct as an argument, the emulation's function has one argument for each field.
+    If the vendor's function has a list of structs, the emulation's function has a list of tuples.
 
     Parameters
     ----------
@@ -243,7 +243,8 @@ class Runtime:
     def call(self, name: str, *arguments: Any, **named: Any) -> tuple[int, Any]:
         """Call a function as C does. Return its error code, and its result if the code is 0.
 
-        The code of a failure becomes the thread's last error, except "not ready" in some editions.
+        The code of a failure becomes the thread's last error. In some editions, the code "not
+        ready" is an exception: it does not become the last error.
         """
         called = ENTRIES[name]
         status, value = self._process.call(called, parse(called, arguments, named))

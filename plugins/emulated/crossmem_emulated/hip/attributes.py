@@ -78,9 +78,9 @@ def _type_of(owner: Piece | HostBlock) -> MemoryType:
 def _device_of(process: HipProcess, owner: Piece | HostBlock) -> int:
     """Return the device that the memory's attributes report, as a number of this process.
 
-    For imported memory, this is the device that was current at the last open. For pinned host
-    memory, it is the current device. For other memory, it is the memory's device, or -1 if this
-    process does not see that device.
+    For imported memory, this is the device that was current when this process last opened the
+    handle. For pinned host memory, it is the current device. For other memory, it is the memory's
+    device, or -1 if this process does not see that device.
     """
     if isinstance(owner, Piece) and owner.origin is Origin.IPC:
         device: int = owner.source.device
@@ -152,8 +152,9 @@ def _pointer_set_attribute(process: HipProcess, value: int, attribute: int, poin
 class PointerAttributes:
     """The attributes of an address, in the form of CuPy's class with this name.
 
-    This class adds ``number``, the vendor's own number of the memory type, and ``allocationFlags``,
-    the flags with which host memory was allocated or pinned.
+    This class has two attributes that CuPy's class lacks. ``number`` is the vendor's own number of
+    the memory type. ``allocationFlags`` contains the flags with which host memory was allocated or
+    pinned.
     """
 
     __slots__ = ("allocationFlags", "device", "devicePointer", "hostPointer", "number", "type")
@@ -190,9 +191,9 @@ def _pointer_get_attributes(process: HipProcess, pointer: int) -> PointerAttribu
     owner = _owner_of(process, pointer)
     if owner is None:
         # According to AMD's documents, the call refuses each address outside of allocations. The
-        # releases since ROCm 6 accept such addresses, except null in some releases. The profile
-        # "documented" accepts them too: a refusal would break CuPy, which makes this call for each
-        # host array before it copies the array.
+        # releases since ROCm 6 accept such addresses, but some of these releases refuse null. The
+        # profile "documented" accepts such addresses, too: a refusal would break CuPy, which makes
+        # this call for each host array before it copies the array.
         if process.profile.is_before_6 or (process.profile.refuses_null and not pointer):
             raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is in no allocation")
         host = 0 if process.profile.is_hip else pointer

@@ -98,8 +98,8 @@ class _Space:
         """Return a box in this memory, for a copy or a fill. Refuse a box that exceeds a plane.
 
         ``start`` is the box's position in this memory: the byte in the row, the row in the plane,
-        and the plane, all counted from 0. ``extent`` is the box's size: the bytes in a row, the
-        rows in a plane, and the planes.
+        and the plane, all counted from 0. ``extent`` is the box's size: the number of bytes in a
+        row, the number of rows in a plane, and the number of planes.
         """
         (x, y, z), (width, height, depth) = start, extent
         pitch, rows = self.pitch or x + width, self.height or y + height

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of memory, as work of streams. The host waits for some of them."""
+"""Copies of memory, as work of streams. The host waits for some of the copies."""
 
 import ctypes
 from collections.abc import Sequence
@@ -40,8 +40,8 @@ __all__ = [
 ]
 
 Parts = Sequence[tuple[int, int]]
-"""Address and size in bytes of each range of some memory. The addresses are those at which the
-emulation accesses the memory; for device memory, they differ from the program's addresses."""
+"""Ranges of memory: the address and the size in bytes of each range. The emulation accesses the
+memory at these addresses. For device memory, they differ from the program's addresses."""
 
 
 _SIDES: Final = {
@@ -172,7 +172,7 @@ def _check_peers(process: HipProcess, opened: Import) -> None:
 
 
 def _check_virtual_access(piece: Piece, device: int, access: int) -> None:
-    """Refuse a device without the requested access to a mapping."""
+    """Refuse a copy or fill if the device does not have the requested access to the mapping."""
     found = access_of(piece, device)
     if found & access != access:
         text = f"device {device} has access {found} at {piece.start:#x}, and needs {access}"
@@ -210,7 +210,7 @@ def check_direction(process: HipProcess, call: str, kind: int, target: Side, sou
 def is_waiting(target: Side, source: Side) -> bool:
     """Whether the host waits for a synchronous copy.
 
-    The host waits for a copy from device to device only if one end has ``is_synchronous``.
+    For a copy from device to device, the host waits only if ``is_synchronous`` is true for one end.
     """
     is_on_devices = target.is_device is True and source.is_device is True
     return not is_on_devices or target.is_synchronous or source.is_synchronous
@@ -255,7 +255,8 @@ def _prepared(
 def do_now(process: HipProcess, stream: Stream, work: Work, *, waits: bool) -> None:
     """Submit the work of a copy or a fill. If ``waits``, return only after the work is done.
 
-    The vendor's synchronous functions can pass False, too, for example for a copy between devices.
+    Even for a synchronous function of the vendor, ``waits`` can be False, for example if the
+    function copies between devices.
     """
     submit(process, stream, work, is_awaited=waits)
     if waits:

@@ -266,10 +266,11 @@ def _publish(process: HipProcess, event: Event, record: Record) -> None:
 
 
 def _pending(process: HipProcess, event: Event) -> tuple[int, int] | None:
-    """Return an event's last record, if it is incomplete and another living process made it.
+    """Return two numbers that identify an event's last record, or None.
 
-    The result is the process's number on the emulated host, and the record's sequence number. In
-    all other cases, the result is None.
+    The first number is the number on the emulated host of the process that made the record. The
+    second number is the sequence number of the record. The result is None if the record is
+    complete, or if this process or a dead process made the record, or if there is no record.
     """
     if event.token is None:
         return None

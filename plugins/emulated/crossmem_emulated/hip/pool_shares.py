@@ -81,7 +81,11 @@ def _mem_pool_import_from_shareable_handle(
         raise Refused(Status.INVALID_VALUE, text, "HIP-X12")
     found = _read(process, descriptor)
     if found is None:
-        raise _missing(process, f"descriptor {descriptor} is not a pool of this host", "HIP-X12")
+        raise _missing(
+            process,
+            f"the file of descriptor {descriptor} describes no pool of this host",
+            "HIP-X12",
+        )
     home, access = found
     device = process.ordinal_of(home)
     pool = new_pool(process, process.current().device if device is None else device)
@@ -94,11 +98,11 @@ def _mem_pool_import_from_shareable_handle(
 
 
 def _read(process: HipProcess, descriptor: int) -> tuple[int, dict[int, int]] | None:
-    """Read the file that describes a pool. Return the pool's device, and a dict of accesses.
+    """Read the file that describes a pool. Return the index of the pool's device, and a dict.
 
-    The key of the dict is a device that the file names. The value is the access that the exporter
-    gave this device. All devices are host-wide indices. The result is None if the file describes no
-    pool of this emulated host.
+    Each key of the dict is the index of a device that the file names. The value is the access that
+    the exporter gave this device. The indices are host-wide. The result is None if the file
+    describes no pool of this emulated host.
     """
     if descriptor < 0 or memory.sealed_nbytes(descriptor) != memory.PAGE_NBYTES:
         return None

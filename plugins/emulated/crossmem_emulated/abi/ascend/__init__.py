@@ -21,7 +21,7 @@ def _read(name: str) -> str:
 
 
 def unsupported() -> dict[str, str]:
-    """Return the C type of each unsupported function's result. The key is the function's name."""
+    """Return a dict that maps the name of each unsupported function to the C type of its result."""
     found: dict[str, str] = {}
     result = ""
     for line in _read("unsupported.txt").splitlines():
@@ -61,7 +61,8 @@ LIBRARY: Final = Library(
     ended=107002,
     profiles=tuple(PROFILES),
     profile_field="acl_profile",
-    # No fault can be injected into a function that CALLED lacks, such as an unsupported function.
+    # Faults can be injected only into the functions that CALLED lists. Unsupported functions are
+    # not in this list.
     entry_of=CALLED.get,
     fault_hint="aclrtMalloc=207001:3 makes the fourth call of aclrtMalloc fail with code 207001",
     bind=_bind,

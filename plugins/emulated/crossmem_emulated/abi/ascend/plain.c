@@ -123,8 +123,8 @@ EXPORTED aclFloat16 aclFloatToFloat16(float value)
 }
 
 /* Prints a log entry if ASCEND_SLOG_PRINT_TO_STDOUT is 1, and if the level of the entry is at least
- * ASCEND_GLOBAL_LOG_LEVEL (default: errors). By default, this function and the real one print
- * nothing. */
+ * ASCEND_GLOBAL_LOG_LEVEL (default: errors). By default, neither this function nor the vendor's
+ * function prints anything. */
 EXPORTED void aclAppLog(aclLogLevel logLevel, const char *func, const char *file, uint32_t line,
                         const char *fmt, ...)
 {

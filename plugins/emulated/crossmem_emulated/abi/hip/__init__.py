@@ -3,7 +3,7 @@
 
 ``types.h`` and ``functions.h`` declare the emulated functions. ``registration.c`` and ``plain.c``
 define functions that need no emulation. ``symbols.txt`` names all exports of AMD's library with
-their versions. A call of a function that only ``symbols.txt`` names is refused.
+their versions. If no other file names a function, the emulation refuses every call of it.
 """
 
 from importlib import resources
@@ -24,7 +24,7 @@ def _text(name: str) -> str:
 
 
 def _symbols() -> dict[str, str]:
-    """Return the version of each symbol. The key is the symbol's name."""
+    """Return a dict from the name of each symbol to the symbol's version."""
     found: dict[str, str] = {}
     node = ""
     for line in _text("symbols.txt").splitlines():
@@ -57,9 +57,10 @@ _ENTRIES: Final = {
     "MemsetD8Async": "memsetAsync",
     "StreamGetCaptureInfo_v2": "streamGetCaptureInfo",
 }
-"""The names of the emulation's entries that differ from the C names. The keys are the C names
-without the prefix ``hip`` and the suffix ``_spt``. The name of any other entry is the C name,
-shortened in this way and with a small first letter, such as ``malloc`` for ``hipMalloc``."""
+"""Exceptions to the rule for the names of the emulation's entries. By the rule, the name of an
+entry is the C name without the prefix ``hip`` and the suffix ``_spt``, and its first letter is
+small. For example, ``malloc`` is the entry for ``hipMalloc``. Each key of this dict is a C name
+without prefix and suffix. The value is the name of the entry."""
 
 
 def _entry_of(name: str) -> str | None:

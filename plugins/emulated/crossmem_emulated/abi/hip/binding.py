@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python functions behind ``libamdhip64`` in one process, which call the emulation."""
+"""Python functions that implement the functions of ``libamdhip64`` by calls of the emulation."""
 
 import os
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ __all__ = ["HipBinding"]
 
 _NOT_SUPPORTED: Final = 801
 _INTERNAL_ERROR: Final = 11
-"""The error code that refused functions of the kernel compiler (hiprtc) return. The kernel compiler
-has no code for "not supported"."""
+"""The result of a function of the kernel compiler (hiprtc) that the emulation refuses. The kernel
+compiler has no code for "not supported"."""
 _UNKNOWN: Final = 999
 _PROFILE_VARIABLE: Final = "CROSSMEM_EMULATED_HIP_PROFILE"
 _OF_ROCM_5: Final = "libamdhip64.so.5"

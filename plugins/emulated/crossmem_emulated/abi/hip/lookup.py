@@ -56,7 +56,7 @@ class _Lookup:
 
 
 def functions(convert: Converter, soname: str) -> dict[str, Function]:
-    """Return the implementations of this module's C functions. The key is the C function's name."""
+    """Return a dict from the names of this module's C functions to their implementations."""
     lookup = _Lookup(convert, soname)
     return {
         "hipGetProcAddress": lookup.find,

@@ -106,8 +106,8 @@ EXPORTED size_t amd_dbgapi_get_build_id(void)
     return 0;
 }
 
-/* In AMD's library, a profiler calls this function to start or stop the reports that the profiler
- * gets about other calls. The emulation makes no reports. */
+/* AMD's library can report each call to a profiler. The profiler calls this function to start or
+ * stop the reports. The emulation makes no reports. */
 EXPORTED _Bool hipEnableActivityCallback(unsigned int op, _Bool enable)
 {
     (void)op;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects by which programs describe queues and routes: attributes, routes, lists, queries."""
+"""The objects that describe queues and routes: attributes, routes, lists of routes, and queries."""
 
 import ctypes
 from dataclasses import dataclass
@@ -59,9 +59,9 @@ def _check_parameter(kind: int, nbytes: int, pointer: int, sizes: dict[int, int]
 
 
 def _check_room(kind: int, nbytes: int, pointer: int, sizes: dict[int, int]) -> None:
-    """Refuse to return a parameter if its type is unknown.
+    """Refuse to write a parameter into the caller's memory if the parameter's type is unknown.
 
-    Also refuse if the caller's memory for the parameter is null or too small.
+    Also refuse if the address of that memory is null, or if the memory is too small.
     """
     if kind not in sizes or not pointer or nbytes < sizes[kind]:
         text = f"a parameter of type {kind} cannot be written into {nbytes} bytes at {pointer:#x}"
@@ -164,7 +164,7 @@ def _get_queue_route(process: AclProcess, handle: int, index: int, route_handle:
     routes: list[Route] = find_object(process, handle, list)
     route = find_object(process, route_handle, Route)
     if index >= len(routes):
-        raise Refused(Code.INVALID_PARAM, f"the list has {len(routes)} routes, none at {index}")
+        raise Refused(Code.INVALID_PARAM, f"a list of {len(routes)} routes has no index {index}")
     found = routes[index]
     route.source, route.target, route.status = found.source, found.target, found.status
 

@@ -39,9 +39,10 @@ def pump(process: AclProcess, tables: sqlite3.Connection, pool: int) -> None:
 
 
 def _deliver(tables: sqlite3.Connection, source: int) -> bool:
-    """Give the element that was taken from a source to all targets that do not have it yet.
+    """Give the targets of a source the element that the router has taken from the source.
 
-    Return False if a full target did not get the element.
+    A target that has the element already does not get it again. Return False if a full target did
+    not get the element.
     """
     pending = tables.execute(
         "SELECT acl_route.number, target, depth "

@@ -43,9 +43,10 @@ class Queue(NamedTuple):
     """The queue's number on the host."""
     depth: int
     busy: int
-    """The kinds of use during which a process died, as bits. The queue refuses these kinds."""
+    """A bit mask of the kinds of use during which a process died. The queue refuses any further use
+    of these kinds."""
     bits: int | None
-    """The permissions that were granted to this process, as bits; None if there was no grant."""
+    """A bit mask of the permissions that were granted to this process; None without a grant."""
 
 
 def check_id(qid: int) -> None:
@@ -56,7 +57,7 @@ def check_id(qid: int) -> None:
 
 
 def find_queue(process: AclProcess, tables: sqlite3.Connection, pool: Pool, qid: int) -> Queue:
-    """Return the queue ``qid``. Refuse a queue that this process has not created or attached."""
+    """Return the queue ``qid``. This process must have created or attached the queue."""
     check_id(qid)
     row = tables.execute(
         "SELECT acl_queue.number, depth, busy, bits FROM acl_queue "
@@ -68,7 +69,7 @@ def find_queue(process: AclProcess, tables: sqlite3.Connection, pool: Pool, qid:
         (pool.number, qid, process.machine.me(tables)),
     ).fetchone()
     if row is None:
-        text = f"this process did not create or attach a queue {qid}, or the queue was destroyed"
+        text = f"this process has neither created nor attached queue {qid}, or the queue is gone"
         raise Refused(Code.RT_DRV_INTERNAL_ERROR, text)
     return Queue(*row)
 
@@ -91,8 +92,8 @@ def check_right(pool: Pool, right: int) -> None:
 def check_use(process: AclProcess, queue: Queue, bit: int) -> None:
     """Refuse the use of a queue if this process lacks the permission, or if the queue is busy.
 
-    Only the profiles that follow Huawei's documents check the permission. The drivers whose source
-    code is published do not check permissions.
+    The permission is checked only in the profiles with the rules of Huawei's documents. The drivers
+    with published source code do not check permissions.
     """
     if not (queue.bits or 0) & bit and process.profile.is_documented:
         text = f"this process was not granted the permission {bit} for the queue"
@@ -103,7 +104,7 @@ def check_use(process: AclProcess, queue: Queue, bit: int) -> None:
 
 
 def record_use(process: AclProcess, call: str, queue: Queue, bit: int) -> None:
-    """Record a violation if this process uses a queue without the permission."""
+    """Record a violation if this process uses a queue without the permission ``bit``."""
     if not (queue.bits or 0) & bit:
         text = f"this process was not granted the permission {bit} for the queue"
         process.violate(call, "ACL-Q26", text)
@@ -113,7 +114,7 @@ def die_inside(process: AclProcess, call: str, qid: int, bit: int) -> None:
     """Kill this process while it uses a queue, if the fault ``CALL.inside`` was injected.
 
     ``CALL`` stands for the name of the call. The fault's code is the number of the signal. Before
-    its death, the process marks the queue as busy for the kind of use ``bit``.
+    its death, the process adds the kind of use ``bit`` to :attr:`Queue.busy`.
     """
     number = process.faults.take(f"{call}.inside")
     if number is not None:
@@ -135,8 +136,8 @@ def until(
     """Call ``attempt`` until it returns a result other than None, and return this result.
 
     Other threads can make calls between two attempts. A negative timeout means no timeout. After
-    the timeout, ``late`` is raised. ``device`` is the result of :func:`device_of` before the first
-    attempt.
+    the timeout, ``late`` is raised. ``device`` is the result of :func:`device_of`, which the caller
+    calls before this function.
     """
     started = time.monotonic()
     end = started + timeout_ms / 1000 if timeout_ms >= 0 else None
