@@ -18,7 +18,9 @@ import typing
 
 from crossmem import lazy
 from crossmem._version import __version__
-from crossmem.control import barrier as _barrier  # noqa: F401 - registers for membarrier
+
+# This import registers the process for membarrier.
+from crossmem.control import barrier as _barrier  # noqa: F401 - see above
 
 if typing.TYPE_CHECKING:
     from crossmem.activation import install

@@ -20,10 +20,11 @@ def install() -> None:
     objects without a copy to receivers on the same node. Nothing changes for other arrays or for
     plain ``pickle``.
 
-    Call this function once in each process that sends. Call it after the import statements, because
-    the function registers with Ray only if Ray is already imported. A forked child inherits the
-    effect. A process that only receives does not need the call. A second call has an effect only if
-    the program imported Ray after the first call: the second call then registers with Ray.
+    Call this function once in each process that sends arrays or trees. Call it after the import
+    statements, because the function registers with Ray only if Ray is already imported. A forked
+    child inherits the effect. A process that only receives does not need the call. A second call
+    has an effect only if the program imported Ray after the first call: the second call then
+    registers with Ray.
 
     Warns
     -----

@@ -75,8 +75,8 @@ class CrossmemError(Exception):
     hint
         What the user can do next, in one line of at most 200 characters.
     details
-        Further text, such as every path that was tried, one per line. ``str()`` of the error does
-        not contain the details.
+        Further text, such as one line for each path that was tried. ``str()`` of the error does not
+        contain the details.
     operation
         The operation that failed, such as ``"attach"``.
     backend, device

@@ -11,8 +11,9 @@ only briefly. While the thread holds such a lock, it closes no descriptor that a
 because closing the descriptor may take long.
 
 Every lock with a rank is a ``threading.RLock``. In a ``with`` statement, such a lock is released
-even if a signal handler raises. A call of ``acquire`` with a timeout is not safe in this way. So
-the caller of ``acquire`` records the result with :func:`crossmem.driver.recording.call_into`.
+even if a signal handler raises. After a call of ``acquire`` with a timeout, a handler can raise
+before the caller stores the result. So the caller of ``acquire`` records the result with
+:func:`crossmem.driver.recording.call_into`.
 """
 
 import os
@@ -118,7 +119,7 @@ def ordered_lock(rank: Rank) -> threading.RLock:
 def forbidden_ranks() -> tuple[str, ...]:
     """Return the ranks of the held locks that forbid a call of a driver, plugin or finaliser.
 
-    Only locks that the calling thread holds count. If :data:`CHECKED` is false, the result is
+    The result ignores the locks that other threads hold. If :data:`CHECKED` is false, the result is
     empty.
     """
     held: list[DebugLock] = getattr(_held, "locks", [])

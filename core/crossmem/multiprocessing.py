@@ -9,10 +9,11 @@ crossmem. Plain ``pickle`` does not change.
 Each message reserves the memory of its arrays until a process receives or discards the message, or
 until the sender has exited. A sender may therefore drop an array as soon as ``put`` of a queue has
 returned. The receiver holds a lease on the memory of a received array as long as the array exists.
-The setting ``CROSSMEM_MAX_RESERVATIONS`` of an exporter limits the number of the exporter's exports
-that the messages of one sender may reserve at a time. At the limit, the sender waits until a
-message is received or discarded. If this takes longer than ``CROSSMEM_TIMEOUT``, the sender raises
-:class:`crossmem.BusyError`. :func:`crossmem.exports` shows the reservations.
+Each exporter has a limit for each sender: the sender's messages may reserve at most so many of this
+exporter's exports at a time. The setting ``CROSSMEM_MAX_RESERVATIONS`` of the exporter is the
+limit. At the limit, the sender waits until a message is received or discarded. If this takes longer
+than ``CROSSMEM_TIMEOUT``, the sender raises :class:`crossmem.BusyError`. :func:`crossmem.exports`
+shows the reservations.
 """
 
 import io
@@ -198,11 +199,11 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
 
 
 def _alone(array: Any) -> Any:
-    """Return a copy of a tensor that has no elements or lies in crossmem's memory.
+    """If an array is a tensor that is empty or lies in crossmem's memory, return a copy, else None.
 
-    Return None for other arrays. The caller cannot send the tensor as a handle, for example because
-    the process inherited the memory through fork. Without the copy, PyTorch would send the tensor's
-    whole storage, which may be a whole allocation of crossmem.
+    The caller has found that the array cannot travel as a handle, for example because the process
+    inherited the memory through fork. Without the copy, PyTorch would send the tensor's whole
+    storage, which may be a whole allocation of crossmem.
     """
     try:
         found = describe(array)
@@ -318,8 +319,9 @@ def _loads(data: Any, /, **options: Any) -> Any:
     try:
         return pickle.loads(data, **options)  # noqa: S301 - what multiprocessing does
     except BaseException:
-        # The reservation of each received array has ended already; to end it again is harmless. If
-        # an exporter does not respond, its reservations stay, and the first error is still raised.
+        # The reservations of received arrays have ended already. To end them again is harmless. If
+        # an exporter does not respond, its reservations stay. The caller gets the error of the
+        # unpickling in any case.
         with suppress(Exception):
             discard_reservations(_reservations_of(data), timeout=_DISCARD_TIMEOUT_S)
         raise
@@ -328,8 +330,8 @@ def _loads(data: Any, /, **options: Any) -> Any:
 def _give_up(handles: Callable[[], Sequence[ShareableHandle]], numbers: Sequence[int]) -> None:
     """End the reservations of a message that could not be received.
 
-    No process unpickles the message again, even if the error came from a signal handler and not
-    from the message. Without this call, the reservations last until the sender or this process
+    No process unpickles the message again, even if the message is valid and a signal handler
+    raised the error. Without this call, the reservations last until the sender or this process
     ends.
     """
     # If the exporter does not respond, the reservations cannot be ended now.

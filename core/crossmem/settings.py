@@ -31,7 +31,7 @@ VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
         "disabled_plugins": "CROSSMEM_DISABLE_PLUGINS",
     }
 )
-"""The environment variables. The key is the name of the field of :class:`Settings`."""
+"""Maps the name of each field of :class:`Settings` to the name of its environment variable."""
 
 
 def _split(text: str) -> tuple[str, ...]:
@@ -79,8 +79,8 @@ _READERS: Final[Mapping[str, Callable[[str], Any]]] = MappingProxyType(
         "disabled_plugins": _split,
     }
 )
-"""The function that converts the text of a variable to the value of its field, or raises a
-ValueError. The key is the name of the field."""
+"""Maps the name of each field to a function. The function converts the text of the variable to the
+value of the field, or raises a ValueError."""
 
 _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyType(
     {
@@ -90,7 +90,8 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyTyp
         ),
         "runtimes": (
             _are_runtimes,
-            "pairs BACKEND=RUNTIME such as 'cuda=emulated', one for each backend, comma-separated",
+            "pairs BACKEND=RUNTIME such as 'cuda=emulated', at most one for each backend, "
+            "comma-separated",
         ),
         # Exporters and importers meet in this folder, so its path must not depend on the working
         # directory.
@@ -100,7 +101,7 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyTyp
         ),
         "timeout_s": (
             lambda value: _is_seconds(value) and value > 0,
-            f"a number of seconds between 0 and {_MAX_SECONDS:.0f}",
+            f"a number of seconds, more than 0 and at most {_MAX_SECONDS:.0f}",
         ),
         "exit_wait_s": (_is_seconds, f"a number of seconds from 0 to {_MAX_SECONDS:.0f}"),
         "max_reservations": (
@@ -160,20 +161,23 @@ class Settings:
     """Seconds that an operation waits for another process if the call names no timeout."""
 
     exit_wait_s: float = 2.0
-    """Limit, in seconds, of each of two waits at a normal exit. The first wait is for streams that
-    wait for other processes. The second is for leases of other processes and for messages."""
+    """Limit, in seconds, of each of two waits at a normal exit. First, crossmem waits for the
+    streams that wait for other processes. Then it waits until the leases of other processes have
+    ended, and until all messages were received."""
 
     max_reservations: int = 4096
-    """The largest number of this process's exports that the messages of one sender may reserve."""
+    """The largest number of this process's exports that the messages of one sending process may
+    reserve. This process also counts as a sending process."""
 
     barrier: str = "membarrier"
     """How processes order their accesses to shared words. With ``"membarrier"``, the exporter makes
     a system call. If the kernel refuses this call, each process uses fences instead. With
-    ``"fence"``, each process always uses fences. crossmem reads the variable itself when Python
-    imports crossmem. The field exists only so that an invalid value raises an error."""
+    ``"fence"``, each process always uses fences. crossmem does not use this field, because it
+    reads the variable when Python imports crossmem. The field exists only so that an invalid value
+    raises an error."""
 
     plugins: tuple[str, ...] = ()
-    """Modules to load as plugins in addition to the entry points, in this order."""
+    """Modules to load as plugins in addition to the entry points, in the order of this tuple."""
 
     disabled_plugins: tuple[str, ...] = ()
     """Plugins that crossmem does not load, each as ``name`` or ``distribution:name``."""

@@ -24,7 +24,10 @@ def raise_if_of_handler(error: BaseException) -> None:
 
 
 def _is_handler(frame: FrameType, caller: FrameType) -> bool:
-    """Whether a frame runs a signal handler, whose arguments include the interrupted frame."""
+    """Whether a frame runs a signal handler.
+
+    Python passes the interrupted frame to a handler as an argument.
+    """
     code, known = frame.f_code, frame.f_locals
     # co_varnames lists the parameters in this order: positional, keyword-only, *args.
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & _VARARGS)

@@ -51,8 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--crossmem-core",
         action="store_true",
-        help="run only the core of the kit: for each law, a few tests that together cover the ways "
-        "in which a device can keep the law",
+        help="run only the core of the kit: a few tests for each law",
     )
     group.addoption(
         "--crossmem-blocks",

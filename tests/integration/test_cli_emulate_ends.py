@@ -196,7 +196,7 @@ def test_calls_that_were_torn(start: Start) -> None:
     assert tell(one, "call") == "0 0 1"
     _, text = one.communicate("tear\n", timeout=DEADLINE_S)
 
-    assert "process 4711 was killed while it ended: its calls are not counted" in text
+    assert "process 4711 was killed while it wrote its counts: its calls are not counted" in text
     assert "       1  hipMalloc\n" in text
     assert "Traceback" not in text
 

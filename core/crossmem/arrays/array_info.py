@@ -19,7 +19,7 @@ class ArrayInfo(NamedTuple):
     kind
         The array's library.
     pointer
-        Address of the element with all indices 0. For an empty array, the value that the
+        Address of the element whose indices are all 0. For an empty array, the address that the
         library reports.
     layout
         The layout of the elements relative to ``pointer``. Its offset is 0.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter for CuPy, and CuPy arrays in memory that another object owns."""
+"""The adapter for CuPy. It also makes CuPy arrays in memory that another object owns."""
 
 from collections.abc import Callable
 from typing import Any

@@ -22,7 +22,7 @@ class DType:
     """
 
     itemsize: int = field(compare=False)
-    """Bytes of one element."""
+    """Size of one element, in bytes."""
 
     dlpack: tuple[int, int, int] | None = field(compare=False)
     """DLPack's type code, bits and lanes; None if DLPack has no such type."""

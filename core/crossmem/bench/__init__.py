@@ -4,16 +4,16 @@
 Each way to share memory, crossmem included, is a peer. Each peer has two processes, a producer and
 a consumer. Each process is bound to one CPU. A round measures the peers in turn.
 
-In most rows of the report, each round gives one number, and the row has the median of these
-numbers. The number of a round is the median of its repetitions. Some rows time many allocations
-together. In these rows, the number of a round is the mean over the allocations. The 99th
-percentiles (p99) are computed from the samples of all rounds together. Some tables, such as
-``Scale``, have only one round.
+In most rows of the report, each round gives one number, and the row shows the median of these
+numbers. The number of a round is the median of its repetitions. For some rows, a round times many
+allocations together, and its number is the mean over the allocations. The 99th percentiles (p99)
+are computed from the samples of all rounds together. Some tables, such as ``Scale``, have only one
+round.
 
 In the tables that compare all peers, each operation is timed in the process that performs it. Most
 of these times exclude the transfer of the token to the consumer, and the consumer's reply. Only the
-column ``round trip`` and the table ``Churn`` include both. The times for trees, copies, timelines
-and queues may begin in one process and end in another.
+column ``round trip`` and the table ``Churn`` include both. For trees, copies, timelines and queues,
+the measured interval may begin in one process and end in another.
 """
 
 from collections.abc import Callable, Sequence

@@ -93,7 +93,7 @@ def _read_trees(connection: Connection, kind: str) -> None:
             blob = connection.recv_bytes()
         except EOFError:
             return
-        # The bytes come from the parent of this process, so they may be unpickled.
+        # The bytes come from the parent of this process, so it is safe to unpickle them.
         load = crossmem.receive if kind == "crossmem" else pickle.loads
         weights = load(blob)
         received = perf_counter()

@@ -34,8 +34,8 @@ _BATCH: Final = 64
 def trips(count: int, rounds: int, cpus: list[int], skipped: list[str]) -> dict[str, list[float]]:
     """Return the median time of a round trip in each round.
 
-    A key such as ``"queue, awake"`` consists of two parts: the name of a way to hand over buffers,
-    and the state of the second process before each hand-over.
+    A key of the dict, such as ``"queue, awake"``, consists of two parts: the name of a way to hand
+    over buffers, and the state of the second process before each hand-over.
 
     Parameters
     ----------
@@ -140,9 +140,9 @@ def rates(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
     Returns
     -------
     dict
-        ``"queue"``: buffers go to the consumer by ``put_many`` and ``get_many``. ``"mp.Queue"``:
-        names of shared memory go to the consumer. ``"mp.Queue, both ways"``: the names also come
-        back, so that the producer can reuse the memory.
+        The key says what the producer hands over. ``"queue"``: buffers, with ``put_many`` and
+        ``get_many``. ``"mp.Queue"``: names of shared memory. ``"mp.Queue, both ways"``: such names,
+        and the consumer sends the names back, so that the producer can reuse the memory.
     """
     settle(cpus[0])
     context, kinds = get_context("spawn"), ["queue", "mp.Queue", "mp.Queue, both ways"]
@@ -227,7 +227,7 @@ def _consume(
 def fans(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
     """Return the producer's median time to allocate and put one item, for each round.
 
-    All consumers get each item. The keys are ``"1 consumers"`` and ``"8 consumers"``.
+    All consumers get each item. The keys of the dict are ``"1 consumers"`` and ``"8 consumers"``.
 
     Parameters
     ----------

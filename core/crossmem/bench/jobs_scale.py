@@ -50,8 +50,9 @@ def _produce_parts(context: Context, *, allocations: int, parts: int) -> dict[st
 def _consume_parts(context: Context, *, allocations: int, parts: int) -> dict[str, Any]:
     """Attach all parts of the allocations, and keep all mappings open at the same time.
 
-    Return the times of the early and of the late calls of ``attach``, and the time to close one
-    mapping. Also return how many mappings, descriptors and threads there were.
+    Return how long some early calls and some late calls of ``attach`` took, and how long it took to
+    close one mapping. Also return the number of mappings, the number of threads while all mappings
+    were open, and the numbers of descriptors before and after the calls of ``attach``.
     """
     handles = [crossmem.ShareableHandle.from_bytes(blob) for blob in context.channel.receive_all()]
     wholes = crossmem.attach_many(handles)
@@ -119,7 +120,7 @@ def _consume_separate(context: Context, *, count: int, **_: Any) -> dict[str, An
 
 
 def _produce_exhaust(context: Context, *, nbytes: int, room: int) -> dict[str, Any]:
-    """Allocate until a call fails. The descriptor limit leaves ``room`` free descriptors.
+    """Set the limit on descriptors so that ``room`` are free. Then allocate until a call fails.
 
     Stop after ``2 * room`` allocations if no call fails. Return the number of allocations, the type
     of the error, and whether the error's text names the limit.

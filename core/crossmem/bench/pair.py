@@ -122,7 +122,10 @@ class Pair:
         return results
 
     def _last_words(self) -> str:
-        """Return the last line of the processes' output in parentheses; ``""`` if there is none."""
+        """Return the text ``" (LINE)"``, where LINE is the last line that the processes printed.
+
+        If they printed nothing, return ``""``.
+        """
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return f" ({lines[-1]})" if lines else ""

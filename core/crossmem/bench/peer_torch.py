@@ -18,7 +18,7 @@ __all__ = ["TorchPeer"]
 
 
 class TorchPeer(Peer):
-    """Shares and pickles tensors with PyTorch's sharing strategy ``file_descriptor``."""
+    """Shares tensors with PyTorch's strategy ``file_descriptor``. A token is a pickled tensor."""
 
     title: ClassVar[str] = "PyTorch (fd)"
     distribution: ClassVar[str | None] = "torch"

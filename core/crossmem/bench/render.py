@@ -27,7 +27,7 @@ _LIFE_HEADS = (
 
 
 def make_tables(report: Report) -> list[Table]:
-    """Return the tables that have rows, with the targets last. A brief report has one table."""
+    """Return the tables that have rows. A brief report has one table. The targets come last."""
     if report.mode == "brief":
         return [make_summary(report)]
     tables = []

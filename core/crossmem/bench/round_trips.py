@@ -133,7 +133,7 @@ def _polling(ends: _Ends) -> Way:
 
 
 def _order_memory() -> None:
-    """Act as a full fence: to release a lock and then acquire it puts all accesses in order."""
+    """Act as a full fence. A release and the next acquisition of a lock order all accesses."""
     lock = threading.Lock()
     lock.acquire()
     lock.release()
@@ -226,15 +226,15 @@ def settle(cpu: int) -> None:
 
 
 def measure(count: int, rounds: int, cpus: list[int]) -> dict[str, list[float]]:
-    """Return the median time of a round trip in each round.
+    """Return lists with the median time of a round trip in each round.
 
-    A key such as ``"timeline, asleep"`` has the name of a way, and the state of the second process
-    before each signal.
+    The key of a list, such as ``"timeline, asleep"``, has the name of a way, and the state of the
+    second process before each signal.
 
     Parameters
     ----------
     count
-        Number of round trips for each key in a round.
+        Number of round trips that each round makes for each key.
     rounds
         Number of rounds that are counted.
     cpus

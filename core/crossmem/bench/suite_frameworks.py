@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the benchmark that times how crossmem and frameworks send trees and arrays."""
+"""Measures how long crossmem and frameworks take to send trees and arrays."""
 
 from importlib.util import find_spec
 from statistics import median

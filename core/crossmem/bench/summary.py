@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of a brief run: the times of each measured peer, and ratios. It has no targets."""
+"""The table of a brief run: the times of each measured peer, and ratios.
+
+A brief run does not compute the project's targets.
+"""
 
 from dataclasses import dataclass
 from typing import Final
@@ -43,7 +46,7 @@ _LINES: Final = (
 
 
 def make_summary(report: Report) -> Table:
-    """Return the table. A ratio is crossmem's time divided by the time in the column before."""
+    """Return the table. A ratio is crossmem's time divided by the time left of the ratio."""
     peers = [name for name, one in report.peers.items() if one["state"] == "measured"]
     others = [name for name in peers if name != _OURS]
     heads = ["", *(report.peers[name]["title"] for name in peers if name == _OURS)]

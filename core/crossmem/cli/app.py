@@ -236,8 +236,8 @@ def emulate(
         list[str] | None,
         typer.Option(
             metavar="CALL=CODE[:SKIP[:COUNT]]",
-            help="Make COUNT calls of a function (by default 1) fail with CODE, after SKIP calls "
-            "without a fault (by default 0). May be repeated.",
+            help="The first SKIP calls of the function CALL get no fault, and the next COUNT calls "
+            "fail with CODE. By default, SKIP is 0 and COUNT is 1. May be repeated.",
         ),
     ] = None,
     strict: Annotated[

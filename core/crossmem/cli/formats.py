@@ -158,7 +158,7 @@ def _read_safetensors(file: IO[bytes], nbytes: int) -> tuple[Tensor, ...]:
     end = data_start
     for tensor in tensors:
         if tensor.offset != end:
-            raise _RefusedError(f"tensor {tensor.name!r} overlaps another or follows a gap")
+            raise _RefusedError(f"tensor {tensor.name!r} overlaps another tensor or follows a gap")
         end += tensor.nbytes
     if end != nbytes:
         raise _RefusedError(f"its tensors end at byte {end} of {nbytes}")

@@ -30,8 +30,8 @@ UNUSABLE: Final = (
     ConfigurationError,
     DeviceNotFoundError,
 )
-"""The errors of crossmem after which a command exits with 2: an option or a setting is invalid, or
-names a backend or device that cannot be used."""
+"""The errors of crossmem after which a command exits with 2. The cause is an invalid option or
+setting, or a backend or device that cannot be used."""
 
 
 class ExitCode(IntEnum):
@@ -43,7 +43,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     MISMATCH = 1
-    """The command is complete, but a digest is wrong or the benchmark missed a target."""
+    """The command has finished, but a digest is wrong or the benchmark missed a target."""
     USAGE = 2
     """An argument, a device, a file or a setting cannot be used."""
     CROSSMEM_ERROR = 3
@@ -74,7 +74,7 @@ class BenchmarkError(CrossmemError):
 
 
 def failed_call(error: CrossmemError) -> str:
-    """Return a text about the failed driver call; "" if the error does not name a call."""
+    """Return a text that names the failed driver call; "" if the error does not name a call."""
     if isinstance(error, DriverError) and error.call:
         return f"{error.call} failed with {error.name} ({error.code})"
     return ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The elements of the commands' output. The library rich draws them on the terminal."""
+"""The elements of the commands' output, as objects that the library ``rich`` prints."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -71,7 +71,7 @@ def show_step(text: str) -> None:
 
 
 def plain(text: str) -> str:
-    """Return untrusted text as rich markup. Escape markup and control characters in the text."""
+    """Return markup of ``rich`` that shows untrusted text. Escape markup and control characters."""
     return escape(_visible(text))
 
 
@@ -123,7 +123,7 @@ def facts(rows: Sequence[tuple[str, str]], *, is_cut: bool = False) -> Padding:
 
 
 def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Padding:
-    """Return a table with one line under its header.
+    """Return a table whose header is underlined.
 
     If the terminal is too narrow, the last column is wrapped, and the other columns are cut.
 

@@ -34,8 +34,8 @@ MAX_SECONDARIES: Final = 64
 up to 64 consumers."""
 _DEPTH: Final = 8
 _PREFETCH: Final = 4
-"""The prefetch of the queue. Two secondaries can together hold all ``_DEPTH`` buffers. So if there
-are two or more secondaries, and the queue contains a chunk, a secondary has room for the chunk."""
+"""The prefetch of the queue. Two secondaries together have room for all ``_DEPTH`` buffers. So if
+there are two or more secondaries, no chunk waits until a secondary has room."""
 _LARGEST_CHUNK: Final = 2**20
 _SMALLEST_CHUNK: Final = 4 * 2**10
 _CHUNKS_OF_A_SECONDARY: Final = 8

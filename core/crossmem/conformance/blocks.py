@@ -69,7 +69,7 @@ def allocate(
     allow: crossmem.Allow | None = None,
     access: Access = "rw",
 ) -> crossmem.Allocation:
-    """Return a block of a pool that has this ``allow`` and ``access``.
+    """Return a block. Its pool has the given ``allow`` and ``access``.
 
     For type checkers, the block is an allocation.
 
@@ -156,7 +156,7 @@ class BlockTracer(TracingDriver):
 
 
 def _holders_in(arena: ArenaImport) -> dict[int, list[object]]:
-    """Return the holding objects for each block of an imported pool. The key is the index."""
+    """Return the objects that hold each block of an imported pool. The key is the block's index."""
     return {
         index: [one for one in all_of(holders) if one.arena is arena]
         for index, holders in list(arena.holders.items())

@@ -16,7 +16,7 @@ _BLOCK: Final = 1 << 2
 """The flag that marks the handle of a block."""
 
 _PART: Final = struct.Struct("<QQ")
-"""The offset and length of the part, which follow the header."""
+"""The offset and length of the part that a handle names. Both follow the header."""
 
 
 def pattern(nbytes: int, seed: int) -> bytes:
@@ -25,7 +25,10 @@ def pattern(nbytes: int, seed: int) -> bytes:
 
 
 def reforged(blob: bytes, *, part: tuple[int, int] | None = None, clear_flags: int = 0) -> bytes:
-    """Replace the part of a handle, or clear flags. Return its bytes, with a valid checksum."""
+    """Return the bytes of a forged handle, with a valid checksum.
+
+    The forged handle names another part, given as offset and length, or lacks some flags.
+    """
     magic, version, flags, total, _ = _HEADER.unpack_from(blob)
     body = blob[_HEADER.size :]
     if part is not None:

@@ -346,8 +346,8 @@ class Peer:
             if self._is_running() and "COVERAGE_PROCESS_START" in os.environ:
                 # A killed process saves no coverage, so the peer saves it now.
                 self.start(_save_coverage).result(3)
-        # If the peer was reaped, another process may have its pid, and must not be killed. If no
-        # process has the pid, the process group contains only forked children of the peer.
+        # After the peer was reaped, a new process may have the peer's pid, and must not be killed.
+        # If no process has this pid, the process group contains only forked children of the peer.
         if self._process.returncode is None or not self._state():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)

@@ -111,7 +111,7 @@ def has_streams() -> bool:
     return stream_work_of(actions.device().driver) is not None
 
 
-# Objects under names ----------------------------------------------------------------------
+# Named objects ----------------------------------------------------------------------------
 
 
 def make(name: str, level: TimelineLevel | None = None, **options: Any) -> bytes:
@@ -162,7 +162,10 @@ def signal(name: str, value: int, stream: str | None = None) -> None:
 def wait(
     name: str, value: int, stream: str | None = None, timeout: float | None = None
 ) -> tuple[int, float]:
-    """Wait for a value on the host or on a stream; return the result and the wait's seconds."""
+    """Wait for a value on the host or on a stream.
+
+    Return the result of the call, and how many seconds the call took.
+    """
     where = None if stream is None else actions.objects[stream]
     start = time.monotonic()
     found = actions.objects[name].wait(value, stream=where, timeout=timeout)

@@ -61,7 +61,7 @@ def outcome(importer: Peer, blob: bytes, change: str) -> str:
         importer.call(actions.attach, "m", blob)
     except crossmem.CrossmemError:
         return "refused"
-    except Exception as error:  # noqa: BLE001 - the test shows it
+    except Exception as error:  # noqa: BLE001 - the result names it
         return f"raised {type(error).__name__}, which is not an error of crossmem"
     return "accepted"
 

@@ -248,7 +248,7 @@ def test_c20_no_wait_where_none_is_wanted(peer: Peer, fresh_peer: FreshPeer) -> 
     exporter.call(time_exit)
     peer.call(actions.attach, "mapped", exporter.call(actions.offer, "memory", _NBYTES))
 
-    # By default, an exporter waits up to two seconds until its leases have ended.
+    # By default, an exporter waits for the end of its leases, but no longer than two seconds.
     assert float(exporter.exit().rpartition(_TOOK)[2].split()[0]) < 1.5
 
 

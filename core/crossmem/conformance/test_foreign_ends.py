@@ -76,8 +76,8 @@ def test_c09_each_adoption_keeps_its_own_owner(stranger: MakeStranger, peer: Pee
     peer.call(actions.attach, "second", second.export().to_bytes())
     first.free()
     second.free()
-    # Both adoptions share one import at the vendor, and the importer still needs this import for
-    # the second adoption. Nevertheless, the owner object of the first adoption must be released.
+    # The importer's driver has one import for both adoptions, and still needs this import for the
+    # second adoption. Nevertheless, the owner object of the first adoption must be released.
     peer.call(actions.unmap, "first")
 
     assert settle(lambda: let_go(kept[0])) == []
@@ -224,8 +224,8 @@ def test_c16_a_refused_close_is_tried_again(stranger: MakeStranger, fresh_peer: 
         importer.call(probes.fail_once, "close")
         with pytest.raises(crossmem.DriverError, match="EIO"):
             importer.call(actions.unmap, "m")
-        # Both adoptions share one import at the vendor. The close of this import failed, so the
-        # next attach must first repeat the close.
+        # The importer's driver has one import for both adoptions. The close of this import failed,
+        # so the next attach must first repeat the close.
         importer.call(actions.attach, "other", other.export().to_bytes())
         importer.call(actions.unmap, "other")
         importer.call(actions.collect)
@@ -314,9 +314,9 @@ def test_c20_an_exit_leaves_the_memory_to_its_owner(fresh_peer: FreshPeer) -> No
 
 
 def _shut_down() -> tuple[dict[str, int], list[str], bytes]:
-    """Shut crossmem down as an exit does. Then read 4 bytes of the stranger, and free the stranger.
+    """Shut crossmem down as an exit does. Then read 4 bytes of the foreign memory, and free it.
 
-    Return the tracer's live objects, the tracer's violations, and the bytes.
+    Return the tracer's live objects, the tracer's violations, and the 4 bytes.
     """
     stranger, tracer = actions.objects["memory"], actions.tracer()
     current().shut_down()

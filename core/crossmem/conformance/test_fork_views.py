@@ -180,7 +180,7 @@ def test_c18_dropping_inherited_views_gives_nothing_back(allocate: Allocate, pee
     allocation = allocate(_NBYTES, b"exporter")
     peer.call(_set_up_views, allocation.export().to_bytes())
     # A mapping of the peer's own allocation has the address of the allocation (C8). The child keeps
-    # a view at this address. The end of the mapping in the child must not unmap the view.
+    # a view at this address. When the child drops the mapping, the view's memory must stay mapped.
     peer.call(_attach_own)
     before = peer.call(actions.calls)
 

@@ -243,7 +243,7 @@ def test_c09_an_unknown_way_to_free_is_refused(allocate: Allocate) -> None:
 
 
 @pytest.mark.crossmem_not_of_blocks(
-    "a freed block that was held returns to its pool when the exporter next calls crossmem"
+    "if importers held a freed block, the exporter's next call of crossmem returns it to the pool"
 )
 @pytest.mark.crossmem_core
 def test_c27_freed_memory_goes_back_though_its_exporter_sleeps(

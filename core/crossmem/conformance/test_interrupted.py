@@ -26,8 +26,8 @@ the tier ``long`` in crossmem's repository interrupt core at every such place.""
 _CORE: Final = Path(crossmem.__file__).parent
 _KIT: Final = str(_CORE / "conformance")
 _ONE_STEP: Final = {str(_CORE / "driver" / "tracing.py"), str(_CORE / "locks.py")}
-"""The file of the tracing driver, and the file of the locks that are written in Python. Only test
-runs use this driver and these locks, so the tests interrupt no call into the two files."""
+"""The file of the tracing driver, and the file of the locks that are written in Python. This driver
+and these locks are used only in tests, so the tests interrupt no call into the two files."""
 
 
 def counts(path: str) -> bool | None:

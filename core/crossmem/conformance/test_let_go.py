@@ -43,8 +43,8 @@ def shows(one: crossmem.Mapping | crossmem.Import | crossmem.Piece) -> list[str]
 def is_closed(name: str) -> bool:
     """Whether a named object is closed.
 
-    This function cannot close the object itself, because reading ``closed`` does not continue
-    deferred work. Most other calls of crossmem do.
+    Most calls of crossmem continue deferred work, and this work could close the object. Reading
+    ``closed`` does not continue deferred work.
     """
     closed: bool = actions.objects[name].closed
     return closed
@@ -258,8 +258,8 @@ def threads_of_a_forked_child() -> int:
 def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> None:
     # At its exit, the importer prints the number of its threads. The vendor's threads count, too,
     # because they live as long as the process. report_threads_at_exit() returns the number of the
-    # vendor's threads that start during its call. A tracer would use crossmem before that call, and
-    # the vendor's threads could start then, uncounted. So the importer has no tracer.
+    # vendor's threads that start during its call. The importer has no tracer, because a tracer uses
+    # crossmem earlier. Threads of the vendor that start before the call would not be counted.
     exporter, importer = fresh_peer(), fresh_peer(tracing=False)
     blob = exporter.call(actions.offer, "memory", _NBYTES)
     vendors = importer.call(report_threads_at_exit)

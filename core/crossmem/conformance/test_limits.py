@@ -218,7 +218,7 @@ def test_c16_a_failure_in_a_batch_leaves_nothing(
 
 
 def held_but(count: int) -> list[str]:
-    """Return an empty list if this process's exports have ``count`` leases, else a complaint."""
+    """Return a complaint, or an empty list if all exports together have ``count`` leases."""
     given = sum(len(one.leases) for one in crossmem.exports())
     return [] if given == count else [f"{given} leases"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws C24 and C25: a handle means one device, and no named device or mechanism is replaced."""
+"""Laws C24 and C25: a handle means one device; a named device or mechanism is never replaced."""
 
 import pickle
 from collections.abc import Callable

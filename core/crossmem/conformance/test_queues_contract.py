@@ -386,7 +386,7 @@ def test_q12_what_a_process_puts_after_its_revocation_reaches_nobody(
 
 
 def _put_anyway(name: str, buffer: str) -> None:
-    """Put a buffer, and skip the check that this process may still put."""
+    """Put a buffer without the check that raises ``AccessDeniedError`` after a revocation."""
     record = actions.objects[name]._record
     record.producer.check = lambda: None
     queues.put_buffer(name, actions.objects[buffer], 2)

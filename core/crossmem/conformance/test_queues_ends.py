@@ -364,8 +364,8 @@ def test_q09_who_waits_hears_of_the_owners_death(
 def test_q09_a_stopped_owner_delays_nobody(peer: Peer, peer2: Peer, fresh_peer: FreshPeer) -> None:
     owner = fresh_peer()
     _share(owner, peer, peer2, prefetch=8)
-    # The producer can leave the first item to the owner, and a stopped owner hands out no items.
-    # So the consumer must get the first item before the owner is stopped.
+    # The owner may have to hand out the first item, and a stopped owner hands out no items. So the
+    # consumer must get the first item before the owner is stopped.
     peer.call(queues.put, "queue", [0])
     assert peer2.call(queues.get, "queue", timeout=SOON_S).number == 0
     owner.stop()

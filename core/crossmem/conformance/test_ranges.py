@@ -118,7 +118,7 @@ def test_c02_a_range_is_rounded_up(device: crossmem.Device) -> None:
             assert addresses.device is device
 
 
-# C7 and C8: counted and own ---------------------------------------------------------------
+# C7 and C8: calls of the driver, and imports of own memory --------------------------------
 
 
 @needs_ranges

@@ -202,8 +202,8 @@ def test_c19_closing_twice_at_once_is_harmless(peer: Peer, tracer: TracingDriver
         for end in (mapping.unmap, attached.unmap, imported.close):
             _racing(end)
 
-        # All these objects share one vendor import. ``kept`` is still open, so the end of the other
-        # objects must not have closed this import.
+        # All these objects share one vendor import. The other objects are closed, but ``kept`` is
+        # still open, so this import is still open, too.
         made = _made(tracer, before)
         assert (made["import_"], made["map"], made["unmap"], made["close"]) == (1, 1, 0, 0)
         assert kept.read(4) == b"data"

@@ -142,9 +142,9 @@ class Admission:
             return refusal
         export = registry.exports.get(allocation, number)
         if export.generations and not is_reserved:
-            # The export is a block. An importer requests a block only if the generations in the
-            # control segment and in the handle differ. A freed block was refused above, so the
-            # handle was withdrawn.
+            # The export is a block. An importer without a reservation requests a block only if the
+            # generations in the control segment and in the handle differ. So the block was freed,
+            # or the handle was withdrawn. If the block was freed, the check above has refused it.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn")
         return self._refusal_of_peer(holder, export, wanted, b"import", context) or export
 

@@ -126,7 +126,7 @@ class OwnerConnection:
             One number for each handle: the handle's reservation in a message, or 0. For RESERVE:
             the number of the new reservation.
         reported
-            This process's number for the vendor's whitelist.
+            The number by which the vendor's whitelist names this process.
         deadline, kind
             The deadline of the whole call, and the type of the request.
 
@@ -175,7 +175,7 @@ class OwnerConnection:
         """Map the control segment and the row that came with a reply."""
         which = leased.slot // SLOTS
         if self._holds.known >> which & 1:
-            # The owner sends a second row if it runs a new program or dropped the unused first one.
+            # The owner sends another row if it runs a new program, or has dropped an unused row.
             self._holds = HoldTable()
         self._holds.add(which, leased.row)
         close_each(leased.row)
@@ -200,7 +200,7 @@ class OwnerConnection:
             self.send_hint(leased.slot)
 
     def send_hint(self, slot: int) -> None:
-        """Tell a waiting exporter that a hold has ended, without blocking."""
+        """Without blocking, tell a waiting exporter that a hold has ended."""
         # A hint that cannot be sent now is dropped, because the exporter soon reads the row anyway.
         if (link := self._link) is not None:
             link.send_now(pack_ids(MessageType.HINT, (slot,)))
@@ -282,12 +282,12 @@ class OwnerConnection:
                 self.lock.release()
 
     def close(self) -> None:
-        """Close the connection and the owner's pidfd. Holds that are written in rows stay."""
+        """Close the connection and the owner's pidfd. The rows keep the words of the holds."""
         self._leave()
         self._holds.close()
 
     def close_at_exit(self) -> None:
-        """Send delayed messages and close, unless another thread waits for the owner's reply."""
+        """If the lock is free, send delayed messages and close. Otherwise, do nothing."""
         if self.lock.acquire(blocking=False):
             try:
                 self._send_ended()

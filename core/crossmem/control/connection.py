@@ -54,7 +54,7 @@ class ServerConnection:
     connection
         The socket.
     buffer
-        A buffer for one message and one more byte, which shows that a message is too long.
+        A buffer for one message and one more byte. A message that fills the buffer is too long.
     """
 
     __slots__ = (

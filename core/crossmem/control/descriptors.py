@@ -132,8 +132,8 @@ def _is_empty(connection: socket.socket) -> bool:
         # With this option, every message has its sender's credentials, even an empty message. The
         # end of the connection has no credentials.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        # If the peer closed with unread messages, the kernel reports ECONNRESET once. This call
-        # consumes that error.
+        # If the peer closed its socket before it had read all messages, the kernel reports
+        # ECONNRESET once. This call consumes that error.
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         message, ancillary, _flags, _address = connection.recvmsg(1, _CREDENTIALS, _PEEK)
         return not (message or ancillary)

@@ -53,10 +53,11 @@ class ExportEnds:
             slot = export.slot
             if slot is not None:
                 if slot.generation % 2:
-                    # If the memory was never granted, the generation may still be odd.
+                    # The owner does not seal memory that was never granted, so the generation may
+                    # still be odd.
                     slot.move_on(is_live=False)
                 self._granted.pop(slot.number, None)
-                # No signal handler runs between these statements, so the slot is returned once.
+                # No signal handler runs between these statements, so the slot is freed only once.
                 export.slot = None
                 if slot.length == 1:
                     heappush(self._slots.free, slot.number)

@@ -13,8 +13,8 @@ _EVERYONE: Final = 2**31 - 1
 _LOW_HALF: Final = 2**32 - 1
 _NUMBER: Final = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, -1)
 """The number of the system call. On an architecture that is not listed here, the number is -1,
-which the kernel refuses. There, the barrier does not work either. Without the barrier, waiting
-threads poll the word and do not call :func:`sleep`."""
+which the kernel refuses. On such an architecture, crossmem's barrier does not work. Without the
+barrier, waiting threads poll the word and do not call :func:`sleep`."""
 
 _syscall = ctypes.CDLL(None).syscall
 _syscall.restype = ctypes.c_long

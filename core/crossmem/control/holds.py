@@ -42,7 +42,7 @@ class HoldTable:
         Raises
         ------
         InvalidHandleError
-            The number is too large, or a descriptor is not a segment.
+            The number is too large, or a descriptor does not refer to a segment.
         OutOfMemoryError
             This process has no room for another mapping.
         """
@@ -124,7 +124,7 @@ class HoldTable:
         return control.words, row.words, is_fenced
 
     def segments_of(self, slot: int) -> tuple[Segment, Segment]:
-        """Return the control segment and the row with the words of a slot.
+        """Return the control segment and the row that contain the words of a slot.
 
         Raises
         ------

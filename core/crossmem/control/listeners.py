@@ -20,7 +20,7 @@ __all__ = ["Listeners"]
 _log = logging.getLogger(__name__)
 
 _CLOSING_PART: Final = 8
-"""If this process may have n descriptors, other users cannot connect while more than
+"""If the limit on this process's descriptors is n, other users cannot connect while more than
 ``n / _CLOSING_PART`` closes are delayed."""
 
 

@@ -74,8 +74,8 @@ def lease_end() -> LeaseEnd:
     try:
         return _lease_end()
     except OSError:
-        # Without a free descriptor, this process cannot test the kernel, so the answer is the
-        # weakest. This answer is not cached, so a later call tests again.
+        # Without a free descriptor, this process cannot test the kernel. So this function returns
+        # the weakest value. The value is not cached, so a later call tests again.
         return "connection"
 
 

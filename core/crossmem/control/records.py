@@ -16,8 +16,8 @@ from crossmem.models import ShareableHandle
 __all__ = ["Allow", "Export", "Unit"]
 
 _ALIKE: Final = (
-    "its user has no number of its own in the owner's user namespace; map both users in it "
-    "(unshare --map-current-user)"
+    "its user has no number of its own in the owner's user namespace; map both users in "
+    "that namespace (unshare --map-current-user)"
 )
 
 
@@ -56,7 +56,7 @@ class Allow:
         pid, uid
             The process, as the kernel reports it to this process.
         own_uid
-            The uid of this process; None if the kernel shows other users with the same uid.
+            The uid of this process; None if the kernel also reports this uid for unmapped users.
         """
         if uid != own_uid and uid not in (self.uids or ()):
             return _ALIKE if own_uid is None else f"user {uid} is not admitted"
@@ -93,10 +93,11 @@ class Unit:
     on_idle: Callable[[], None]
     exports: "dict[int, Export]" = field(default_factory=dict)
     leases: dict[int, Any] = field(default_factory=dict)
-    """The leases that no row records, by their numbers. Only the lease table changes this dict."""
+    """The leases that are not recorded in a row. The key is the lease's number. Only the lease
+    table changes this dict."""
     pins: int = 0
-    """Number of grants of the memory in unsent replies. The owner frees the memory only when this
-    number is 0."""
+    """Number of grants of the memory whose replies are not sent yet. The owner frees the memory
+    only when this number is 0."""
     withdrawn: "set[Export]" = field(default_factory=set)
     """Withdrawn exports that still have a holder or a reservation."""
     is_retired: bool = False
@@ -124,10 +125,10 @@ class Export:
     slot: Slot | None = None
     """The slot of the export; None before the first grant and after the end of the export."""
     rows: dict[Any, memoryview] = field(default_factory=dict)
-    """The words of the row of each process that was granted this export. The key is the row."""
+    """Maps the row of each process that was granted this export to the words of the row."""
     since: dict[Any, float] = field(default_factory=dict)
-    """The time of each grant. The entry is removed when this process sees the end of the lease. The
-    key is the row."""
+    """Maps the row of each holder to the time of the grant. The entry is removed when this process
+    sees the end of the lease."""
     generations: tuple[int, ...] = ()
     """For a block of a pool: the generations in the handles by which messages have reserved the
     block. Empty for other memory."""
@@ -154,8 +155,8 @@ class Export:
         if are_many or nbytes > MAX_PAYLOAD_NBYTES:
             msg = (
                 f"the driver exported more than a lease carries: {len(payloads)} payloads (at "
-                f"most {MAX_PAYLOADS}) of {nbytes} bytes (at most {MAX_PAYLOAD_NBYTES}) and "
-                f"{len(descriptors)} descriptors (at most {MAX_GRANT_DESCRIPTORS})"
+                f"most {MAX_PAYLOADS}), together {nbytes} bytes (at most {MAX_PAYLOAD_NBYTES}), "
+                f"and {len(descriptors)} descriptors (at most {MAX_GRANT_DESCRIPTORS})"
             )
             hint = "allocate less at once, or ask the author of the backend for larger blocks"
             raise UnsupportedError(msg, hint=hint, operation="export")

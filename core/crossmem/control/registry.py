@@ -67,7 +67,7 @@ class LeaseRegistry:
             self.exports.add(export)
 
     def withdraw(self, unit: Unit, handle: ShareableHandle) -> Refusal | None:
-        """Refuse imports by further processes (law C28). Return None, or a refusal on failure.
+        """Refuse imports by further processes (law C28). Return a refusal if this fails, else None.
 
         Holders keep the export, and so do messages in transit that reserve the export. A second
         call does nothing.
@@ -130,7 +130,7 @@ class LeaseRegistry:
     def reserve_mine(
         self, handles: Sequence[ShareableHandle], numbers: Sequence[int], timeout_s: float
     ) -> Refusal | None:
-        """Reserve all exports of a message of this process. Return None, or a refusal on failure.
+        """Reserve all exports of this process's message. Return a refusal if this fails, else None.
 
         If the limit leaves no room, wait until earlier messages are received or discarded.
 
@@ -170,7 +170,7 @@ class LeaseRegistry:
         return None
 
     def release_mine(self, numbers: Sequence[int]) -> None:
-        """End the leases and the reservations with these numbers. A second call does nothing.
+        """End the leases and reservations that have these numbers. A second call does nothing.
 
         The leases are this process's leases on its own memory.
         """
@@ -248,7 +248,7 @@ class LeaseRegistry:
                     rows.reopen(unit)
 
     def cut_off(self, unit: Unit) -> bool:
-        """Refuse new holds of memory at exit, and return whether the memory has no holder."""
+        """At exit, refuse new holds of memory, and return whether the memory has no holder."""
         with self.lock:
             unit.is_retired = True
             return rows.seal(unit)
@@ -346,7 +346,7 @@ class LeaseRegistry:
     # Methods whose caller holds the lock ---------------------------------------------------
 
     def is_reserved(self, reservation: int, allocation: int, export: int) -> bool:
-        """Whether a reservation is for an export or for a block in it. Only an arena has blocks."""
+        """Whether a reservation is for this export or, if the export is an arena, for a block."""
         found = self.exports.find(allocation, export)
         which = None if found is not None and found.is_arena else export
         return self.leases.find_reservation(reservation, allocation, which) is not None
@@ -361,7 +361,7 @@ class LeaseRegistry:
         self.leases.give(export, holder, number, in_message=True)
 
     def forget_row(self, row: Row) -> None:
-        """Unmap a row and forget its holds: the importer is dead, or never received the row."""
+        """Unmap and forget the row of an importer that is dead, or that never received the row."""
         for export in row.holder.exports:
             if row in export.since:
                 is_held = export.slot is not None and words.load(row.segment.words, export.slot.at)

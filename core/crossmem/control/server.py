@@ -56,7 +56,7 @@ _SWEEP_S: Final = 0.5
 _STOP_JOIN_S: Final = 2.0
 _MAX_CAUGHT_UP: Final = 1000
 _MAX_UNREAD: Final = 300
-"""Limit on the messages that are read before a connection is closed. A socket holds fewer."""
+"""Largest number of messages that are read before a close. A socket never holds so many."""
 
 
 class LeaseServer:
@@ -119,7 +119,7 @@ class LeaseServer:
                 raise
 
     def start(self) -> None:
-        """Start the thread, unless it runs."""
+        """Start the thread, unless it runs already."""
         if not self._thread.is_alive():
             start_thread(self._thread)
 
@@ -163,7 +163,7 @@ class LeaseServer:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close every descriptor, and change nothing else, as a forked child must."""
+        """Close every descriptor, and change nothing else. A forked child calls this method."""
         for connection in list(self._connections.values()):
             connection.socket.close()
             connection.finish()
@@ -300,7 +300,7 @@ class LeaseServer:
                 return
         try:
             for kind, request, body in connection.receive(1):
-                # At the end of a connection, the process is not added: an end takes little time.
+                # The end of a connection takes little time, so it does not count as a message.
                 self._served.add(process)
                 if kind is MessageType.IMPORT or kind is MessageType.RESERVE:
                     self._answer(connection, kind, request, unpack_request(body))
@@ -362,7 +362,7 @@ class LeaseServer:
             self._peer_log.warning(
                 connection.pid,
                 "a reply to this importer waits, because peers have left too many descriptors of "
-                "earlier replies unread; a larger `ulimit -n` allows more",
+                "earlier replies unread; a larger `ulimit -n` allows more unread descriptors",
             )
         self._unsent.add(connection)
         self._loop.change(connection.number, write=connection.is_full)
@@ -388,9 +388,9 @@ class LeaseServer:
         """End all leases of a process that is dead, or that has neither pidfd nor connection."""
         for connection in list(self._connections.values()):
             if connection.holder is holder:
-                # The peer may have discarded a message, and sent an END for the reservation of the
-                # message. If the reservation still belongs to the process that sent the message,
-                # leases.lose() does not end it. So the server reads the END first.
+                # An unread END may name the reservation of a message that the peer discarded. If
+                # the reservation still belongs to the sender of the discarded message,
+                # leases.lose() does not end the reservation. So the server reads the END first.
                 self._read_ends(connection)
         self.leases.lose(holder)
         for connection in list(self._connections.values()):

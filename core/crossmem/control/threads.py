@@ -90,8 +90,8 @@ class PassingThread:
                 try:
                     self._turn()
                 except BaseException:  # noqa: BLE001 - logged with its traceback
-                    # Work is left, so a fault must not end the thread. The fault is a fault of the
-                    # work: signal handlers, which can also raise, run only in the main thread.
+                    # Work is left, so a fault must not end the thread. No signal handler has caused
+                    # the fault, because signal handlers run only in the main thread.
                     _log.exception("a fault in a thread of crossmem; the thread continues")
                     self.bell.wait(LOOK_AGAIN_S)
             self._running.release()
@@ -101,7 +101,7 @@ class PassingThread:
                 return
 
     def stop(self) -> None:
-        """End the thread, at a normal exit of the process. Wait for it at most 5 seconds."""
+        """End the thread, and wait at most 5 seconds for its end. Used at the process's exit."""
         self._is_stopping = True
         self.bell.ring()
         if self._running.acquire(timeout=_STOP_S):
@@ -153,7 +153,7 @@ def start_thread(thread: threading.Thread) -> None:
     """Start a thread.
 
     ``Thread.start`` waits in Python code, where a signal handler may raise and leave a lock held.
-    Signal handlers run only in the main thread, so another thread makes the call.
+    Signal handlers run only in the main thread, so another thread calls ``Thread.start``.
 
     Raises
     ------
@@ -168,7 +168,8 @@ def start_thread(thread: threading.Thread) -> None:
             thread.start()
         except RuntimeError as error:
             # An earlier call of start_thread() can have started the thread before a signal handler
-            # interrupted that call. Then thread.start() raises, too.
+            # interrupted that call. In that case, thread.start() raises, but the thread has an
+            # ident, so this is no failure.
             if thread.ident is None:
                 failures.append(error)
         finally:

@@ -4,8 +4,10 @@
 One ``SOCK_SEQPACKET`` packet is one message: a header of type, flags, mode (only in HELLO) and
 request id, then a body. A request always fits into one message. A long reply continues in further
 messages with the same request id, until a message has the flag LAST. No data is ever unpickled, and
-every length is bounded. An application message carries handles from one program to another. Its
-reservations keep the memory of these handles.
+every length is bounded.
+
+An application message is none of these messages: it carries handles from one program to another. A
+reservation keeps the memory of a handle until the application message is received.
 
 ======= ================ =====================================================================
 type    direction        body
@@ -98,7 +100,7 @@ _PAYLOAD: Final = struct.Struct("<I")
 
 
 class ProtocolError(Exception):
-    """The peer sent a message that no crossmem peer sends.
+    """The peer sent a message that breaks the protocol.
 
     The server logs the error as "it sent ...". So the text of an error that only the server raises
     is a noun, such as "a message of 3 bytes".

@@ -3,8 +3,8 @@
 
 A signal handler or another thread can run between two calls of these functions, but not between
 two consecutive subscripts of a ``memoryview``. So code that must not be interrupted subscripts the
-``memoryview`` of the words. Code that only reads words needs no such care. It may call the
-functions, or subscript or slice the ``memoryview``.
+``memoryview`` of the words. For code that only reads words, an interruption does no harm. So this
+code may also call the functions or slice the ``memoryview``.
 
 A word has 8 bytes and is aligned. Only one process writes it, with the exceptions that
 :mod:`crossmem.sharing.timelines.cell` names. CPython copies an item of a ``memoryview`` with format
@@ -49,7 +49,7 @@ def observe(words: memoryview, index: int) -> int:
 
 
 def any_of(several: Iterable[memoryview], index: int) -> bool:
-    """Whether one of several segments has a word other than 0 at an index."""
+    """Whether the word at an index is not 0 in at least one of several segments."""
     return any(map(itemgetter(index), several))
 
 

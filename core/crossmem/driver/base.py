@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 DRIVER_API_VERSION: Final = 1
-"""Version of this contract. crossmem refuses a driver whose ``api_version`` is another number."""
+"""Version of this contract. crossmem refuses a driver whose ``api_version`` is not this number."""
 
 
 class CopyKind(StrEnum):
@@ -82,8 +82,9 @@ class Exported:
         File descriptors that core sends to importers. The kernel duplicates them, so the exporter's
         driver keeps its descriptors, and closes them in ``release_export`` or ``free``.
 
-    A lease carries at most 1,024 payloads and 16 descriptors. The payloads have together at most
-    65,408 bytes, including 4 bytes for the length of each payload. Core refuses larger exports.
+    A lease carries at most 1,024 payloads and 16 descriptors. The total size of the payloads is
+    at most 65,408 bytes, including 4 bytes for the length of each payload. Core refuses larger
+    exports.
     """
 
     payloads: tuple[bytes, ...] = ()
@@ -175,8 +176,8 @@ class Driver(ABC):
     For any other failed call of the vendor, raise :class:`crossmem.DriverError` with call, code,
     name and hint. A method that raises leaves no new resource behind.
 
-    If a method that releases a resource raises, core calls the method again later. Such methods are
-    ``free``, ``release_export``, ``close``, ``unmap`` and similar methods of the optional groups.
+    Some methods release a resource: ``free``, ``release_export``, ``close``, ``unmap`` and similar
+    methods of the optional groups. If such a method raises, core calls the method again later.
     The repeated call continues at the failed step, and releases nothing twice. Therefore the driver
     clears its reference to a resource, such as ``Block.reference``, right before the vendor call
     that releases the resource. The driver restores the reference only if the vendor refuses.
@@ -337,12 +338,13 @@ class Driver(ABC):
     def map(self, imported: Imported, *, remappable: bool) -> Mapped:
         """Map an import at an address of this process.
 
-        Not called while the import has a mapping from an earlier call. With ``remappable=False``,
-        core does not call this method again for the import after a success. The driver then
-        releases everything that only a further mapping needs, such as a descriptor, because many
-        mappings would exhaust the process's descriptors (law C16). A later
-        :meth:`crossmem.driver.AddressRanges.map_at` for the import may need this mapping, so core
-        keeps the mapping as long as such a call is possible.
+        Not called while the import has a mapping from an earlier call. If a call with
+        ``remappable=False`` succeeds, core does not call this method again for the import. In such
+        a call, the driver releases everything that only a further mapping needs, such as a
+        descriptor. Otherwise, many mappings would exhaust the process's descriptors (law C16).
+
+        A later :meth:`crossmem.driver.AddressRanges.map_at` for the import may need this mapping,
+        so core keeps the mapping as long as such a call is possible.
         """
 
     @abstractmethod
@@ -360,8 +362,8 @@ class Driver(ABC):
     def fill(self, block: Block, offset: int, source: int, nbytes: int) -> None:
         """Copy host bytes into an unwritten part of a block that only this process has mapped.
 
-        The default is :meth:`copy`. A driver overrides this if it can write fresh memory faster
-        than through the mapping, where the first write to each page costs a page fault.
+        The default is :meth:`copy`. The first write to each page of a mapping costs a page fault. A
+        driver overrides this method if it can write fresh memory faster, without the mapping.
 
         Parameters
         ----------

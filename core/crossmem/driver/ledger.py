@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The address ranges of a traced driver, and the rules for calls about them."""
+"""The address ranges of a traced driver, and the rules for the calls that use the ranges."""
 
 from dataclasses import dataclass, field
 

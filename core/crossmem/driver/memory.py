@@ -161,7 +161,7 @@ def _swap_nbytes(folder: Path, machine_nbytes: int) -> int:
             return machine_nbytes
         left_nbytes = int(text) - int((folder / "memory.swap.current").read_text("ascii"))
     except FileNotFoundError:
-        # The file does not exist in version 1, or if the kernel does not count swap space for
-        # cgroups.
+        # Version 1 of cgroups has no such file. Version 2 has no such file if the kernel does not
+        # count swap space for cgroups.
         return machine_nbytes
     return max(0, min(machine_nbytes, left_nbytes))

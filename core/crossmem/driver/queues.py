@@ -116,8 +116,9 @@ class VendorQueues(Protocol):
     def grant_queue(self, queue: VendorQueue, role: QueueRole, peer: Peer) -> None:
         """Let another process take a role in a queue that this process has created.
 
-        Called on the lease server's thread before the other process attaches the queue. The rules
-        of :meth:`crossmem.driver.Driver.grant` also apply to this method.
+        crossmem's core calls this method on the lease server's thread, before the other process
+        attaches the queue. The rules of :meth:`crossmem.driver.Driver.grant` also apply to this
+        method.
         """
         ...
 

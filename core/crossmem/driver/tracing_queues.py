@@ -114,7 +114,7 @@ class QueueTracer:
             self._note(
                 "enqueue",
                 self._buffer_rule(buffer),
-                (not is_within, f"length {length} in a capacity of {buffer.capacity}"),
+                (not is_within, f"length {length} is not between 0 and {buffer.capacity}"),
             )
         try:
             return self._inner.enqueue(queue, buffer, length, user_data, timeout_s)

@@ -79,8 +79,9 @@ class Capabilities:
     timeline_levels: tuple[TimelineLevel, ...] = ("host",)
     """The levels of timelines that the device offers, the strongest first.
 
-    - ``"word"``: streams write a 64-bit word in host memory, and wait for it. A device without
-      streams has this level, too, if each call returns after the work that it issued is complete.
+    - ``"word"``: streams write a 64-bit word in host memory, and wait until the word has reached a
+      value. A device without streams has this level, too, if no call returns before its work is
+      complete.
     - ``"event"``: streams record events that processes share, and wait for them.
     - ``"host"``: the host waits in place of the streams. A signal on a stream blocks the host until
       the stream's work is complete. A wait on a stream blocks the host until the value is reached.

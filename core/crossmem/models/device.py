@@ -31,8 +31,8 @@ class DeviceInfo:
     """Number of the device in this process, from 0 to 65535."""
 
     identity: str
-    """Unambiguous name of the device: its UUID. If the device has no UUID, the name is the PCI bus
-    id or another text. The identity has 1 to 128 printable ASCII characters without blanks."""
+    """Unambiguous name of the device: its UUID. If the device has no UUID, the identity is the PCI
+    bus id or another text. The identity has 1 to 128 printable ASCII characters without blanks."""
 
     name: str
     """Name to display, 1 to 256 characters."""

@@ -329,12 +329,17 @@ def _decode(blob: bytes) -> ShareableHandle:
     if flags & FLAG_BLOCK:
         return block_readers[0](blob)
     if total != len(blob) or flags & ~(FLAG_READONLY | FLAG_RAW):
-        raise refuse(f"the header's length is not {len(blob)}, or its flags {flags:#x} are invalid")
+        raise refuse(
+            f"the length in the header is not {len(blob)}, or the flags {flags:#x} are invalid"
+        )
     head = HEADER.pack(magic, version, flags, total, 0)
     if crc32(blob[HEADER.size :], crc32(head)) != checksum:
         raise refuse("the checksum does not match; the bytes were damaged on the way")
     core = decode_core(blob[_CORE_START:], flags)
     offset, length = _PART.unpack_from(blob, HEADER.size)
     if not 0 < length <= core.nbytes - offset:
-        raise refuse(f"part [{offset}, {offset + length}) of {core.nbytes} bytes does not exist")
+        raise refuse(
+            f"part [{offset}, {offset + length}) is empty or exceeds the memory of "
+            f"{core.nbytes} bytes"
+        )
     return _fill(object.__new__(ShareableHandle), core, offset, length, blob)

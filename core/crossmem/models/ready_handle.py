@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handle of memory that a stream may still write.
+"""The handle of memory whose data is perhaps not complete yet.
 
 It consists of an ordinary handle of the memory, a handle of a timeline, and a value. The memory is
 ready when the timeline has reached the value.

@@ -129,7 +129,7 @@ class Catalog:
             if backend.api_version != API_VERSION:
                 problem = (
                     f"written for version {backend.api_version!r} of the plugin interface; this "
-                    f"crossmem has version {API_VERSION}"
+                    f"crossmem supports version {API_VERSION}"
                 )
                 self._fail(info, f"backend {backend.name!r} is {problem}")
             offer = Offer(backend, info, problem=problem)
@@ -197,7 +197,7 @@ class Catalog:
             try:
                 name, version = distribution.name or "", distribution.version
                 if _normalized(name) in seen:
-                    continue  # an earlier copy on sys.path hides this one
+                    continue  # a distribution earlier on sys.path hides this one
                 seen.add(_normalized(name))
                 points = distribution.entry_points.select(group=PROJECT_NAME)
             except PLUGIN_FAULTS as error:
@@ -213,7 +213,7 @@ class Catalog:
                     continue
                 if not caller.has_spec() and not impl.optionalhook:
                     known = ", ".join(name for name in hookspecs.__all__ if name.islower())
-                    msg = f"the plugin has an unknown hook, {caller.name}; known are {known}"
+                    msg = f"the plugin has an unknown hook, {caller.name}; known hooks: {known}"
                     raise ConfigurationError(msg)
                 if impl.wrapper or impl.hookwrapper:
                     msg = f"the hook {caller.name} is a wrapper; crossmem does not support wrappers"

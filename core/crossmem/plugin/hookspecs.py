@@ -86,11 +86,11 @@ def crossmem_runtime(api: str, name: str) -> object | None:
     """Return a vendor binding, for a backend that can use several bindings.
 
     When: during the load of a backend's driver, if that backend calls ``find_runtime``.
-    How often: at most once per process for each backend and runtime, and again after a failed
-    load.
+    How often: at most once per process for each backend and runtime, but once more after each
+    failed load.
     Thread: the first thread that uses the backend; other threads that use the backend wait.
-    Must not: return a binding for an unknown name, return another runtime than the requested one,
-    or return an emulation whose name does not say that it is an emulation.
+    Must not: return a binding for an unknown name, return a runtime that was not requested, or
+    return an emulation whose name does not say that it is an emulation.
 
     crossmem calls one plugin after the other, until an answer is not None. The order is:
 
@@ -159,7 +159,8 @@ def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None
         returning None, to list the interfaces that it emulates. Users see the error only if no
         plugin has the emulation.
     CrossmemError
-        This plugin has the emulation but cannot run it, for example without a compiler.
+        This plugin has the emulation but cannot run it, for example because the machine has no
+        compiler.
 
     Notes
     -----

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A backend as one plugin offers it: its probe, its runtimes and its loaded drivers."""
+"""The offer of a backend by one plugin: the backend's probe, runtimes and loaded drivers."""
 
 import logging
 import threading
@@ -78,7 +78,7 @@ class PluginFailure:
 
 
 class Offer:
-    """A backend as one plugin offers it, and its state in this process.
+    """The offer of a backend by one plugin, and the state of the backend in this process.
 
     Parameters
     ----------

@@ -174,7 +174,7 @@ class Registry:
         return tuple(sorted(self._discovered().offers))
 
     def backends(self) -> tuple[Backend, ...]:
-        """Return the backends of which exactly one offer has no fault, sorted by name."""
+        """Return the backends that have exactly one offer without faults, sorted by name."""
         catalog = self._discovered()
         found = ((name, catalog.contenders(name)) for name in self.names())
         return tuple(offers[0].backend for _, offers in found if len(offers) == 1)
@@ -252,7 +252,7 @@ class Registry:
         return self._offer(name).driver(runtime or self.runtime_of(name), lambda: self._wrappers)
 
     def adapt(self, wrapper: Callable[[Driver], Driver]) -> None:
-        """Call ``wrapper`` with each driver when the driver is loaded, and use the result.
+        """Call ``wrapper`` with each driver that is loaded, and use the result as the driver.
 
         For tests and tracing. If there are several wrappers, the last one is the outermost.
 
@@ -274,8 +274,8 @@ class Registry:
         Raises
         ------
         CrossmemError
-            No plugin answers. The error is a CrossmemError that a plugin raised, or, if no plugin
-            raised one, a BackendUnavailableError.
+            No plugin answers. If a plugin raised a CrossmemError, this method raises that error.
+            Otherwise, it raises a BackendUnavailableError.
         """
         what = f"runtime {shorten(name, 30)} of {shorten(api, 30)}"
         return self._first("crossmem_runtime", what, {"api": api, "name": name})
@@ -367,7 +367,7 @@ class Registry:
     def emit(self, event: Event) -> None:
         """Send an event to every observer. An observer's exception is logged, not raised.
 
-        This method takes no lock, and starts no discovery: no event occurs before the discovery.
+        This method takes no lock. It need not discover plugins: no event precedes the discovery.
         """
         if held := forbidden_ranks():
             msg = f"an observer is called while a lock is held: {', '.join(held)}"

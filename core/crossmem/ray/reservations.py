@@ -41,7 +41,7 @@ def token_of(memory: Memory) -> Any:
 
 
 def tie_of(memory: Memory) -> Any:
-    """Return an object that lives as long as this process holds the given received memory.
+    """Return an object that lives as long as this process holds ``memory``, which it has received.
 
     This object is the ``Usage`` of the memory. All blocks of a pool share one ``Usage``, so for a
     block the object is ``memory`` itself.
@@ -59,8 +59,8 @@ def token_for(tie: Any, kept: object) -> Any:
         process may send the memory again.
     kept
         The object that keeps the memory. This module keeps the object until the token ends, and
-        keeps the token until the tie ends. If the object held a reference to ``tie``, none of the
-        three would end.
+        keeps the token until the tie ends. The object must hold no reference to ``tie``; otherwise
+        the object, the token and the tie would keep each other alive.
     """
     with _lock:
         found = _tokens.get(id(tie))

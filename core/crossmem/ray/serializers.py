@@ -57,8 +57,8 @@ def _register_library(name: str) -> None:
 def _register(kind: type, reduce: Callable[[Any], Reduced]) -> None:
     ray = import_ray()
     # If another thread has just registered the class, get() returns crossmem's own serialiser. But
-    # that thread has stored the serialiser from before crossmem, and setdefault() does not replace
-    # a stored serialiser.
+    # that thread has already stored the earlier serialiser, and setdefault() does not replace a
+    # stored serialiser.
     _before.setdefault(kind, ray.cloudpickle.CloudPickler.dispatch.get(kind))
     ray.util.register_serializer(kind, serializer=reduce, deserializer=_rebuild)
 
@@ -66,7 +66,7 @@ def _register(kind: type, reduce: Callable[[Any], Reduced]) -> None:
 def _rebuild(reduced: Reduced) -> Any:
     """Make the object that a result of ``__reduce_ex__`` describes.
 
-    Ray calls a deserialiser with one argument, so the function takes the whole result.
+    Ray calls a deserialiser with one argument, so ``_rebuild`` takes the whole result.
     """
     function, arguments, *state = reduced
     value = function(*arguments)

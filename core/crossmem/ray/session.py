@@ -58,7 +58,7 @@ def check() -> None:
     Raises
     ------
     UnsupportedError
-        Ray cannot be imported, or lacks an attribute, which the message names.
+        Ray cannot be imported, or lacks one of these attributes. The message names the missing one.
     """
     ray = import_ray()
     for module, owner, name in (
@@ -116,7 +116,7 @@ def waiting() -> Iterator[None]:
             lock.release()
             depth += 1
     except RuntimeError:
-        # release() raises once this thread does not hold the lock any more. The lock is reentrant,
+        # release() raises if this thread does not hold the lock any more. The lock is reentrant,
         # so the loop has released it as often as this thread had taken it.
         pass
     try:

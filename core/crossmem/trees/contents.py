@@ -62,7 +62,7 @@ class Contents:
         Raises
         ------
         ConfigurationError
-            The trees differ in more than the elements of arrays, or a shared array cannot be
+            The trees differ, not only in the elements of their arrays. Or a shared array cannot be
             overwritten. No array was changed.
         UnsupportedError
             Something in the other tree cannot be shared. No array was changed.
@@ -83,7 +83,7 @@ class Contents:
             assert to is not None  # noqa: S101 - the target was shared
             if to.pointer != self._pointers[number]:
                 msg = f"the array that is shared as {clause(where, 50)} has got other memory"
-                hint = "write into the array; readers do not have the memory of a new tensor.data"
+                hint = "write into the array; do not assign tensor.data: readers lack its memory"
                 raise ConfigurationError(msg, operation="update", hint=hint)
             copies.append(Copy(where, target, to, leaf.value, leaf.found))
         copy_all(copies, "update")

@@ -34,9 +34,9 @@ _TOKENS: Final = re.compile(
     % {b"text": _TEXT},
     re.VERBOSE | re.DOTALL,
 )
-"""A token is a run, an opening bracket or a closing bracket. A run is text between brackets. It can
-contain empty lists, and objects whose only value is a text, a number or an empty list. The token of
-an opening bracket includes the tag, if the bracket opens an object of the tree."""
+"""A token is an opening bracket, a closing bracket, or a run of other text. A run can also contain
+empty lists, and objects whose only value is a string, a number or an empty list. The key of an
+object of the tree is a letter, the tag. The object's opening bracket and its tag form one token."""
 _RUN, _OPENING = 1, 2
 
 _TEXTS: Final = re.compile(_TEXT, re.DOTALL)

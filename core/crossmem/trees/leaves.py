@@ -59,7 +59,8 @@ class Place(NamedTuple):
     handle
         The handle of the memory that contains the array.
     layout
-        The array's layout in the memory of ``handle``, with the array's offset.
+        The array's layout in the memory of ``handle``. The layout's offset counts from the start of
+        this memory.
     copy
         The allocation or block that the array was copied to; None if the array is shared in place.
     """

@@ -38,14 +38,14 @@ def empty(
 ) -> Any:
     """Return a new array or tensor in memory of crossmem. :func:`crossmem.share` never copies it.
 
-    The memory is freed within a second after the array and all objects derived from it, such as
-    views, have ended. If other processes have received the array, the memory stays until these
+    When the array and all objects derived from it, such as views, have ended, the memory is freed
+    within a second. If other processes have received the array, the memory stays until these
     processes have dropped the array, too.
 
     Parameters
     ----------
     shape
-        Elements in each dimension.
+        The number of elements in each dimension.
     dtype
         For a PyTorch dtype, the result is a tensor. For a name or a NumPy dtype, it is an array: a
         NumPy array if the CPU can address the device's memory, else a CuPy array.
@@ -65,7 +65,7 @@ def empty(
     Raises
     ------
     ConfigurationError, InvalidSizeError
-        The shape or dtype is invalid or too large, or both device and pool were given.
+        The shape or dtype is invalid, the array is too large, or both device and pool were given.
     UnsupportedError
         The array's library is not installed, lacks the dtype, or cannot use memory of this device.
     BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError

@@ -197,10 +197,10 @@ class Shared(Published, Generic[_T_co]):
         tree
             A tree with the same containers as the shared tree, and with arrays of the same
             libraries, dtypes and shapes. The plain values of both trees must be equal, because an
-            update does not change the bytes from which readers take the plain values. An array of
-            :attr:`value` may have another place in ``tree`` than in the value, because every array
-            is read before it is overwritten. If several shared arrays contain one element, the last
-            array of ``tree`` that has a value for the element sets it.
+            update does not change the bytes from which readers take the plain values. ``tree`` may
+            contain the arrays of :attr:`value` at other places, because every array is read before
+            it is overwritten. If shared arrays overlap, several arrays of ``tree`` have a value for
+            the same element. The last of these arrays sets the element.
 
         Raises
         ------
@@ -266,7 +266,7 @@ class Shared(Published, Generic[_T_co]):
 
         Other processes keep the arrays that they have received. Memory that was copied or adopted
         for this tree is freed when this object is closed and all arrays of :attr:`value` are
-        deleted. A process that receives the tree after that gets a
+        deleted. After the memory is freed, :func:`crossmem.receive` of this tree raises
         :class:`crossmem.StaleHandleError`.
         """
         timeline = self._timeline

@@ -110,7 +110,7 @@ class TreeMemory:
                 reason = "the owner of its memory is dead"
             elif memory is not None:
                 reason = (
-                    "it lies in an address range; share the memory that is mapped there instead"
+                    "it lies in an address range; instead, share the memory that is mapped there"
                 )
             elif where is not None:
                 way, reason, details = self._way(where, low, high)
@@ -185,9 +185,9 @@ class TreeMemory:
         return adoption
 
     def _way(self, where: str, low: int, high: int) -> tuple[ShareWay | None, str, str]:
-        """Return a way to share the addresses, and two empty texts.
+        """Return a way to share the memory at these addresses, and two empty texts.
 
-        If no mechanism can share the addresses, return None, the reason and details.
+        If no mechanism can share the memory, return None, the reason and details.
         """
         near = self._near.get(where)
         if near is not None and _is_within(low, high, near):
@@ -311,6 +311,6 @@ def _distinct_nbytes(layout: Layout) -> int:
 
 
 def _span(leaves: list[Leaf]) -> tuple[int, int]:
-    """Return the first address of some arrays in one allocation, and the address after them."""
+    """Return the lowest address in any of the arrays, and the address after their last byte."""
     bounds = [leaf.bounds for leaf in leaves]
     return min(low for low, _ in bounds), max(high for _, high in bounds)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Result codes of ACL, and crossmem's error for each of them.
 
-The names are the macros of ``acl_base.h`` and ``rt_error_codes.h``. The runtime returns code 507899
-for each error of the vendor's kernel driver that has no code in ACL. Therefore the meaning of
-507899 depends on the call.
+Each code has the name of its macro in ``acl_base.h`` or ``rt_error_codes.h``. The runtime returns
+code 507899 for each error of the vendor's kernel driver that has no code in ACL. Therefore the
+meaning of 507899 depends on the call.
 """
 
 from typing import Final, NamedTuple
@@ -69,7 +69,7 @@ _TASK = (
     "work on the device failed or hung: see the plog files of CANN (~/ascend/log), and `npu-smi "
     "info` for the device's health"
 )
-_RESOURCES = "the driver has no more resources of its own: release some memory, streams or contexts"
+_RESOURCES = "the driver's own resources are used up: release some memory, streams or contexts"
 _FEATURE = (
     "this product, driver or virtual NPU does not offer the call: shareable handles need CANN 8.0, "
     "keys need CANN 8.3.RC1 and driver 25.3.RC1; another mechanism may work"
@@ -141,7 +141,7 @@ CODES: Final = {
     207001: Code("ACL_ERROR_RT_MEMORY_ALLOCATION", _MEMORY, OutOfMemoryError),
     207002: Code(
         "ACL_ERROR_RT_MEMORY_FREE",
-        "the driver could not free the memory: the end of this process frees it",
+        "the driver could not free the memory: the memory is freed when this process ends",
     ),
     207004: Code(
         "ACL_ERROR_RT_NO_DEVICE",
@@ -150,8 +150,8 @@ CODES: Final = {
     207005: Code("ACL_ERROR_RT_RESOURCE_ALLOC_FAIL", _RESOURCES),
     207006: Code(
         "ACL_ERROR_RT_NO_PERMISSION",
-        "the driver does not permit this call: the export may have no whitelist to which the call "
-        "can add a process, or the device's files may belong to another user",
+        "the driver does not permit this call: perhaps another user owns the device's files, or "
+        "the call adds a process to a whitelist but the export has no whitelist",
         AccessDeniedError,
     ),
     207007: Code("ACL_ERROR_RT_NO_EVENT_RESOURCE", _RESOURCES),
@@ -218,23 +218,24 @@ _REFUSALS: Final = {
 _DEVICE_MEM_ERROR: Final = 507053
 _LOST: Final = (
     "the process that allocated the buffer ended before a consumer received it: keep producers "
-    "alive until their buffers were received"
+    "alive until consumers have received the buffers"
 )
 _NO_GROUP: Final = (
     "the usual cause is that this process is in no memory group: another process must add it to a "
     "group; the emulation adds each process to the group that CROSSMEM_EMULATED_ACL_GROUP names"
 )
 _OTHER_CONTEXT: Final = (
-    "stream= belongs to another context than this thread's: call acl.rt.set_context with the "
-    "stream's context first"
+    "stream= belongs to another context: in this thread, first call acl.rt.set_context with the "
+    "stream's context"
 )
 _STREAM: Final = (
     "stream= is not an existing stream of this process: pass a stream of the timeline's or queue's "
     "device"
 )
 _MEMORY_GONE: Final = (
-    "with mechanism 'key', the owner is dead, or it closed the key (see owner_alive): attach again "
-    "to memory of a living owner; in other cases, see `npu-smi info` for the device's health"
+    "with mechanism 'key', the owner is dead, or the owner closed the key (see owner_alive): "
+    "attach memory of a living owner; with other mechanisms, see `npu-smi info` for the device's "
+    "health"
 )
 
 _HINTS: Final = {

@@ -153,9 +153,10 @@ def open_acl() -> Acl:
 
 
 def beside(acl: Acl) -> Any:
-    """Return the library that pyACL has loaded, with the functions that pyACL lacks.
+    """Return a binding that has the functions that pyACL lacks.
 
-    If ``acl`` is not pyACL, or if the library is not found, return ``acl`` itself.
+    The binding uses the library that pyACL has loaded. If ``acl`` is not pyACL, or if the library
+    is not found, return ``acl`` itself.
     """
     if not isinstance(acl, ModuleType):
         return acl

@@ -83,8 +83,8 @@ class Reference:
     raw
         Whether the vendor's export is raw; None before the export.
     admitted
-        The processes on the whitelist, as tgids, which are the vendor's process numbers. The vendor
-        never removes a process from the whitelist.
+        The bare tgids of the processes on the whitelist. A process's bare tgid is its pid outside
+        all containers. The vendor never removes a process from the whitelist.
     """
 
     mechanism: Mechanism

@@ -42,8 +42,8 @@ class StreamOrder:
         """The levels of timelines, the strongest first."""
         self._registered: dict[int, list[tuple[int, int]]] = {}
         """A list for each host page. The key is the page's address. The list holds the result of
-        ``host_register``: the page's device address and the code. Before ``host_register`` and
-        after ``host_unregister``, the list is empty."""
+        ``host_register``: the page's device address and the return code. Before
+        ``host_register`` and after ``host_unregister``, the list is empty."""
 
     def _check(self, ordinal: int, function: str, *arguments: int) -> None:
         with self._on(ordinal, "timeline"):

@@ -40,9 +40,9 @@ class Region:
         Whether the program itself reserved the region, and maps memory in it. If False, the
         emulation reserved the region for allocations or for an import.
     device
-        In a reservation of ACL, the only device for which memory can be mapped in the region. The
-        device has the same number in all processes of the host. None before the first mapping, and
-        in all other regions.
+        Host-wide index of the only device for which memory can be mapped in the region, or
+        ``HOST``. Only reservations of ACL have this index, from their first mapping on. In all
+        other cases, ``device`` is None.
     """
 
     start: int
@@ -62,7 +62,7 @@ class Piece:
     region
         The region that contains the piece.
     pages, offset
-        The memory, and the offset of its first byte.
+        The pages that contain the memory, and the memory's offset in these pages, in bytes.
     origin
         The vendor's function that put the memory at these addresses.
     source
@@ -135,12 +135,14 @@ class Space:
     def reserve(
         self, nbytes: int, *, is_reservation: bool, at: int = 0, alignment: int = BLOCK_NBYTES
     ) -> Region:
-        """Reserve addresses that begin at ``at``. If it is 0, choose a multiple of ``alignment``.
+        """Reserve a region that begins at ``at``.
+
+        If ``at`` is 0, the region begins at a multiple of ``alignment``.
 
         Raises
         ------
         SystemCallError
-            The process has no such addresses left, or the requested ones are in use.
+            The process has too few free addresses, or the requested addresses are in use.
         """
         start = memory.reserve(nbytes, alignment, at=at)
         region = self.regions[start] = Region(start, nbytes, is_reservation)

@@ -44,8 +44,8 @@ class HostDriver(MemfdDriver):
         self._limits = limits
         # The bytes that one reading of the limits still permits, and the time at which the reading
         # expires. If two threads allocate at once, an update of these fields may be lost, so the
-        # fields may permit the same bytes to both threads. This is harmless, because one reading
-        # permits at most half of the free memory to the later allocations.
+        # fields may permit the same bytes to both threads. This is harmless, because the fields
+        # permit at most half of the free memory.
         self._spare_nbytes = 0
         self._fresh_until_s = 0.0
         device = DeviceInfo(
@@ -71,9 +71,12 @@ class HostDriver(MemfdDriver):
     def _check(self, capacity: int) -> None:
         """Raise ``OutOfMemoryError`` if the limits leave too little memory for a capacity.
 
-        A reading of the limits takes as long as ten allocations. So later allocations also use the
-        reading, if it has not expired, and if the allocations since the reading together take at
-        most half of the memory that was free then.
+        A reading of the limits takes as long as ten allocations, so several allocations share one
+        reading. A reading permits an allocation without a new reading if both are true:
+
+        - The reading has not expired.
+        - All allocations that share the reading together take at most half of the memory that was
+          free at the time of the reading.
         """
         if capacity <= self._spare_nbytes and monotonic() < self._fresh_until_s:
             self._spare_nbytes -= capacity

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words in memory that streams write and wait for.
+"""Words in memory. Streams write words, and wait until a word satisfies a condition.
 
 Other processes write the words with plain stores, which do not notify this process. So a thread of
 this process reads the word of each wait again and again.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of a device on any thread, and the restoration of the previous device (law C19).
+"""Makes a device current for a thread, and restores the previous device (law C19).
 
 Each thread has its own current device. crossmem uses only primary contexts, which the vendor
 creates at the first call that needs a context. A query of the current device needs no context.
@@ -54,7 +54,7 @@ class Current:
         self._pay()
 
     def _pay(self) -> None:
-        """Restore this thread's device. If that fails, the thread's next use of `on` retries."""
+        """Restore the previous device. If that fails, the next `on` of this thread tries again."""
         owed: tuple[int, int] | None = self._thread.owed
         # If a signal handler has used crossmem, that use has restored the device already.
         if owed is not None:
@@ -64,7 +64,8 @@ class Current:
     def _settle(self) -> None:
         """Retry a failed or interrupted restoration.
 
-        If the application has chosen another device since, keep that device.
+        If the application has chosen another device after the failure or interruption, keep that
+        device.
         """
         owed: tuple[int, int] | None = getattr(self._thread, "owed", None)
         if owed is None:

@@ -46,8 +46,8 @@ class GpuDriver(VendorDriver):
     - :class:`crossmem.driver.AddressRanges`, if a device offers virtual memory;
     - :class:`crossmem.driver.ForeignMemory`, if the runtime knows the bounds of allocations;
     - :class:`crossmem.driver.Streams`, always;
-    - :class:`crossmem.driver.StreamWords`, if the runtime has the functions and a device offers
-      them;
+    - :class:`crossmem.driver.StreamWords`, if the runtime has the functions, and streams of a
+      device can write and wait for values in host memory;
     - :class:`crossmem.driver.StreamEvents` and :class:`crossmem.driver.StreamWork`, if the runtime
       has the functions;
     - ``violations``, if the runtime is an emulation that records API misuse.

@@ -19,7 +19,8 @@ ADDED: Final = ("memGetAddressRange", "pointerGetAttributes")
 """The functions that a runtime needs to share other libraries' memory by legacy IPC."""
 
 _UNIT_NBYTES: Final = 2 << 20
-"""The vendor puts smaller allocations into blocks of this size, and shares whole blocks."""
+"""The size of a vendor block. The vendor puts allocations that are smaller than a block into
+blocks, and shares only whole blocks."""
 
 _NOT_FOUND: Final = 500
 _UNKNOWN: Final = frozenset({INVALID_VALUE, 17, _NOT_FOUND})
@@ -94,7 +95,10 @@ def _attributes(vendor: Vendor, pointer: int) -> Any:
 def _why_of_no_device(
     vendor: Vendor, ordinal: int, pointer: int, attributes: Any, carrier: str
 ) -> str | None:
-    """Return the reason for which memory is not plain memory of the device, or None."""
+    """Return a text that says why memory is not the device's unmanaged memory.
+
+    Return None if the memory is the device's unmanaged memory.
+    """
     if attributes.type == _MANAGED or _attribute(vendor, _IS_MANAGED, pointer):
         return _IS_MANAGED_WORDS.format(carrier=carrier)
     if not attributes.devicePointer:
@@ -147,7 +151,7 @@ def try_export(vendor: Vendor, base: int) -> bytes:
 
 
 def _why_not_exported(vendor: Vendor, base: int) -> str | None:
-    """Return the reason for which legacy IPC cannot carry memory; None if no reason is known."""
+    """Return why legacy IPC cannot carry the memory at ``base``; None if no reason is known."""
     if _attribute(vendor, _IS_LEGACY_IPC_CAPABLE, base) != 0:
         return None
     is_pooled = not vendor.family.is_hip and _attribute(vendor, _MEMPOOL_HANDLE, base)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mechanism that shares whole blocks with the handles of legacy IPC.
+"""The mechanism that shares whole blocks by means of legacy IPC handles.
 
 The vendors' rules: the exporter must not free the memory before all importers have closed it. An
 importer must close the memory once for each call that opened it, and pass the address that this
@@ -54,7 +54,7 @@ class _Opened(Reference):
 
 
 class Legacy(Mechanism):
-    """Memory that any process with the vendor's handle of 64 bytes can open."""
+    """Memory that any process can open if the process has the vendor's handle of 64 bytes."""
 
     name = "legacy"
     payload_sizes = (_HANDLE_NBYTES,)
@@ -165,7 +165,7 @@ class Legacy(Mechanism):
 
     @override
     def keep_mapped(self, imported: Imported) -> None:
-        """Do nothing: there is no resource that only another call of :meth:`map` would need."""
+        """Do nothing: the open memory is the import's only resource, and the mapping needs it."""
 
     @override
     def unmap(self, imported: Imported) -> None:

@@ -328,9 +328,9 @@ CUDA_DRIVER: Final = {
 def hip_prototypes(family: Family, version: int) -> dict[str, Prototype]:
     """Return the prototypes of the functions of ``libamdhip64``.
 
-    ``version`` is the library's own version number, such as 70051831 for 7.0. For ROCm 5, the
-    result lacks the functions for virtual memory, because ROCm 5 has other structures for them than
-    this module declares.
+    ``version`` is the library's own version number, such as 70051831 for 7.0. In ROCm 5,
+    the functions for virtual memory use other structures, which this module does not declare. So
+    the result for ROCm 5 lacks these functions.
     """
     if family.is_old(version):
         return {**HIP, **_OF_ROCM_5}

@@ -22,8 +22,8 @@ def test_version_mismatch(world: Any) -> None:
             "acme",
             "acme",
             "1.0",
-            "backend 'new' is written for version 2 of the plugin interface; this crossmem has "
-            "version 1",
+            "backend 'new' is written for version 2 of the plugin interface; this crossmem "
+            "supports version 1",
         ),
     )
     assert registry.availability("new").state == "unusable"

@@ -262,7 +262,7 @@ def test_misspelt_hook(world: Any) -> None:
     registry = world.registry()
 
     assert [one.plugin for one in registry.failures] == ["a"]
-    assert "unknown hook, crossmem_backend; known are crossmem_backends, crossmem_emulate" in (
+    assert "unknown hook, crossmem_backend; known hooks: crossmem_backends, crossmem_emulate" in (
         registry.failures[0].error
     )
 

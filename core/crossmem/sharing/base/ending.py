@@ -51,7 +51,8 @@ class Endable:
     does nothing. In a finaliser written in Python, a signal handler may run, and Python swallows
     the handler's exception."""
     _when_alive: ClassVar[Any] = None
-    """The class of an object that has not ended, or whose end is undone."""
+    """The class of an object that has not ended. If a call ends an object and then fails, the call
+    can give this class back to the object."""
 
     @override
     def __init_subclass__(cls) -> None:
@@ -78,9 +79,9 @@ class Endable:
         Raises
         ------
         BusyError
-            The object is in use, and nothing has changed. Or the object has ended, but its release
-            was put off: the release needs a wait for the device, which is impossible now. Later
-            calls of crossmem continue with the release.
+            The object is in use, and nothing has changed. Or the object has ended, but its
+            resources are not released yet: the release must wait for the device, and this wait is
+            impossible now. Later calls of crossmem continue with the release.
         CrossmemError
             The vendor refused the release. Later calls of crossmem try again.
         """
@@ -157,8 +158,8 @@ class Endable:
         except BusyError:
             if error is None:
                 raise
-            # The error inside the "with" block says more than BusyError, and the traceback of that
-            # error may keep views alive. So the object ends later, with its last reference.
+            # The error inside the "with" block says more than BusyError, so that error is raised.
+            # Its traceback may keep views alive, so the object ends later, with its last reference.
             self._is_left = True
 
     def __del__(self) -> None:
@@ -210,7 +211,7 @@ def end_later(one: Endable) -> None:
 
 
 def end_because(one: Endable, why: str) -> None:
-    """End an object by decision of crossmem; later uses raise an error with the reason ``why``.
+    """End an object for a reason of crossmem's own. Errors of later uses contain the text ``why``.
 
     Raises
     ------

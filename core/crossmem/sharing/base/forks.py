@@ -26,7 +26,7 @@ kept: Final[dict[int, int]] = {}
 
 
 def keep_from_children(pointer: int, nbytes: int) -> None:
-    """Exclude a host mapping from the memory that later forked children inherit.
+    """Ensure that no child forked from now on inherits a host mapping.
 
     Parameters
     ----------

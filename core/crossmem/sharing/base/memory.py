@@ -283,7 +283,7 @@ def leave_to_views(memory: Memory) -> None:
 
 
 def is_left_to_views(memory: Memory) -> bool:
-    """Whether an object ends, without a warning, when nothing refers to the object any more."""
+    """Whether an object may end with its last reference. If not, crossmem warns in that case."""
     return memory._is_left
 
 

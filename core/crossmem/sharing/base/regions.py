@@ -66,14 +66,14 @@ class RegionIndex(Generic[_T]):
             The object. If a signal handler raises during the call, the index may or may not contain
             the object. :meth:`remove` works in both cases.
         start, nbytes
-            First address, and number of bytes, of the object.
+            The object's first address, and its size in bytes.
         space
             Any object that stands for the address space, such as the driver of the memory. Regions
             of one space must not overlap. Regions of different spaces may overlap.
         """
         self.remove(what)
         region = _Region(start, start + nbytes, space, next(self._numbers))
-        # The region is stored first, because remove() finds the region's number through it.
+        # The region is stored first, because remove() reads the region's number from ``_regions``.
         self._regions[what] = region
         self._objects[region.number] = what
         self._new.append((start, region.number))

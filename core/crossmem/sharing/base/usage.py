@@ -30,7 +30,8 @@ class Usage:
 
     def __init__(self) -> None:
         self.copies: dict[object, object] = {}
-        """The memory object of each running copy. The key is an object that stands for the call."""
+        """The memory objects that take part in running copies. The key is a new object for each
+        entry."""
         self.pieces: set[object] = set()
         """Pieces of address ranges that map the memory."""
         self._viewed: dict[int, weakref.ref[_Viewable]] | None = None

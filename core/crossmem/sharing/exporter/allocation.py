@@ -224,15 +224,16 @@ class Allocation(Memory):
         Raises
         ------
         BusyError
-            The memory is in use, and nothing has changed. One of these is true:
+            The memory is in use, and this call has changed nothing. One of these is true:
 
             - A view of the memory is alive.
             - Another thread reads or writes the memory.
             - A piece of an address range maps the memory.
             - Leases remain, and ``busy`` is not ``"defer"``.
 
-            Also raised while a stream is captured into a graph, because the vendor then forbids a
-            wait for the device's work. In that case, a later call of crossmem frees the memory.
+            This method also raises this error while a stream is captured into a graph, because the
+            vendor then forbids a wait for the device's work. In that case, this object has ended,
+            and a later call of crossmem frees the memory.
         """
         record = self._record
         if record is None or (self._process.is_closed and not self._process.is_inherited):

@@ -195,5 +195,5 @@ def _replaced(known: ForeignAllocation, device: LocalDevice, foreign: Foreign) -
         f"has other memory there, {foreign.nbytes} bytes at {foreign.base:#x}",
         operation="adopt",
         backend=device.backend,
-        hint="free the adoptions of the old memory; free no memory before its adoptions have ended",
+        hint="free the adoptions of the old memory; end all adoptions of memory before you free it",
     )

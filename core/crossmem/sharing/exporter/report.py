@@ -34,8 +34,9 @@ class LeaseInfo:
         ``pid`` names the sender, or the receiver if the receiver has begun to receive the message.
     ends_with
         The event that ends the lease if the holder does not release it. ``"process"``: the death of
-        the holder. ``"connection"``: the end of the holder's last connection to this process. The
-        kernel does not report the death of such a holder. See the capability ``lease_end``.
+        the holder. ``"connection"``: the end of the holder's last connection to this process. In
+        this case, the kernel cannot tell this process when the holder dies. See the capability
+        ``lease_end``.
     """
 
     pid: int
@@ -52,7 +53,7 @@ class ExportInfo:
     Parameters
     ----------
     handle
-        The handle of the export. The handle of a block names the block's whole capacity.
+        The handle of the export. The handle of a block covers all ``capacity`` bytes of the block.
     nbytes, capacity
         Requested and reserved size of the memory, in bytes. For a block, both are the block's
         capacity.
@@ -83,7 +84,7 @@ class ExportInfo:
 def exports() -> list[ExportInfo]:
     """Return every export of this process that can have leases.
 
-    The list has the order in which the memory was first exported. A pool has one entry;
+    The list is sorted by the time at which each memory was exported first. A pool has one entry;
     :meth:`crossmem.Pool.exports` returns its blocks. This call first frees memory whose last lease
     has ended.
     """

@@ -29,8 +29,8 @@ def withdraw(record: AllocationRecord, handle: ShareableHandle) -> None:
         # Adoptions in one allocation of the vendor have the same allocation number, so the export
         # may belong to another adoption.
         if record.allocations.exported.get(export) is record:
-            # This statement comes first. A signal can interrupt the statements after it. The end of
-            # the record then still removes every export in ``loose_exports`` from ``exported``.
+            # When the memory is freed, the record removes its ``loose_exports`` from ``exported``.
+            # A signal can interrupt the statements below, so this statement comes before them.
             record.loose_exports.add(export)
         for arguments, known in list(record.handles.items()):
             if known.core == handle.core:
@@ -57,7 +57,7 @@ def _forget_gone(record: AllocationRecord, unit: Unit) -> None:
 
 def _no_export(record: AllocationRecord, handle: ShareableHandle) -> InvalidHandleError:
     msg = (
-        f"the handle of allocation {handle.allocation} of process {handle.owner.pid} is not an "
+        f"the handle of allocation {handle.allocation} of process {handle.owner.pid} names no "
         f"export of allocation {record.number} of this process"
     )
     hint = "withdraw a handle through the allocation that exported it"

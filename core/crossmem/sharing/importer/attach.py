@@ -184,9 +184,9 @@ def attach_many(
 ) -> list[Mapping]:
     """Attach any number of handles with few requests.
 
-    A request contains up to 1024 handles of one exporter and one backend. Each pool that is not
-    open yet takes a request of its own. If one handle cannot be attached, the call attaches none.
-    The mappings have the order of the handles. Parameters and errors are those of
+    A request contains up to 1024 handles of one exporter and one backend. For each pool that is not
+    open yet, the call sends a separate request. If one handle cannot be attached, the call attaches
+    none. The mappings have the order of the handles. Parameters and errors are those of
     :func:`import_handle`.
     """
     process = drain()
@@ -222,7 +222,7 @@ def attach_reserved(
     ----------
     message
         The handles with their reservation numbers. The number is 0 for a handle without a
-        reservation. If several handles name one export, only one of them needs a number.
+        reservation. If several handles name the same export, only one of them needs a number.
     device, readonly, timeout
         As for :func:`import_handle`.
     """

@@ -105,7 +105,7 @@ def error_of(refusal: Refusal, handle: ShareableHandle) -> CrossmemError:
 
 
 def not_of_the_pool() -> InvalidHandleError:
-    """Return the error for a handle of a block whose fields do not match the pool."""
+    """Return the error for a block's handle whose fields do not match the pool."""
     return InvalidHandleError(
         "the bytes are not a handle of a block of this pool",
         hint="pass the bytes of handle.to_bytes() unchanged",

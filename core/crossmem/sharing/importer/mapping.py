@@ -297,7 +297,7 @@ def asked_readonly(mapping: Mapping) -> Readonly:
     """Return the ``readonly`` argument for a new import with the same access as ``mapping``.
 
     If the handle itself is read-only, the result is False, because each import of such a handle is
-    read-only without this argument.
+    read-only in any case.
     """
     if not mapping.readonly or mapping.handle.access == "ro":
         return False

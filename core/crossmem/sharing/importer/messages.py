@@ -70,8 +70,8 @@ def reserve(
         seconds; None: ``CROSSMEM_TIMEOUT``.
     message
         A list that gets each handle with its number before the reservation exists. If a signal
-        handler raises before the caller has the numbers, :func:`discard` of the list ends the
-        reservations.
+        handler raises before the caller has the numbers, the caller passes the list to
+        :func:`discard`, which ends the reservations.
 
     Returns
     -------
@@ -81,8 +81,9 @@ def reserve(
     Raises
     ------
     BusyError
-        The message needs more reservations than ``CROSSMEM_MAX_RESERVATIONS`` of an exporter
-        permits. Or too many reservations of this process's earlier messages did not end in time.
+        The message needs more reservations at one exporter than ``CROSSMEM_MAX_RESERVATIONS``
+        permits in that exporter. Or too many reservations of this process's earlier messages did
+        not end in time.
     StaleHandleError, InvalidHandleError, AccessDeniedError
         As for :func:`crossmem.import_handle`.
     OwnerGoneError, OwnerUnresponsiveError, WrongHostError
@@ -214,8 +215,8 @@ def _reserve_at(
             ]
             if not refused:
                 return
-            # The exporter has granted the reservations before the first refused one. The message
-            # needs all of its reservations or none, so the granted ones are ended here.
+            # The exporter grants the reservations in order, up to the first refusal. A message with
+            # only some of its reservations is useless, so this call ends the granted ones.
             connection.end_reservations(numbers)
             refusal, handle = refused[0]
             # If no time is left for another request, this refusal becomes the error.

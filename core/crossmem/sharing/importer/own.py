@@ -109,7 +109,7 @@ class OwnImport(ImportRecord):
 
     @override
     def hint(self, slot: int) -> None:
-        """Wake the threads of this process that wait until a hold of a block ends."""
+        """Wake the threads of this process that wait for the end of a hold on a block."""
         self.process.start_server().leases.hint((slot,))
 
     @property

@@ -199,7 +199,7 @@ class ImportRecord:
     def tidy(self) -> None:
         """End the leases of users that left while this process requested another lease.
 
-        The caller holds :attr:`lock`. A lease that cannot end now ends when the next user leaves.
+        The caller holds :attr:`lock`. If a lease cannot end now, it ends when the next user leaves.
         """
         with suppress(CrossmemError):
             self.end_unused()
@@ -207,7 +207,8 @@ class ImportRecord:
     def close(self) -> CrossmemError | None:
         """Unmap and close the memory, and end the leases. The caller holds :attr:`lock`.
 
-        If the call raises, a later call continues. The leases last until the memory is closed.
+        If this call raises, a later call does the remaining work. The leases last until the memory
+        is closed.
         """
         # At exit, the memory may still have users, and their work may be running.
         self.has_unawaited_work = self.has_unawaited_work or bool(self.mapped_uses)
@@ -323,7 +324,7 @@ class ImportRecord:
 
 
 class Use(Record):
-    """The record of one user of an import: of an ``Import``, or of a ``Mapping``."""
+    """The record of one user of imported memory. The user is an ``Import`` or a ``Mapping``."""
 
     __slots__ = ("children", "core", "ends_with_owner", "landing", "parent", "process", "record")
 
@@ -342,7 +343,7 @@ class Use(Record):
         self.ends_with_owner = False
         """Whether the death of the exporter closes the object (law C29)."""
         self.landing: Landing | None = None
-        """If ``unmap(stream=...)`` ended the mapping: the end of the work of that stream."""
+        """If ``unmap(stream=...)`` ended the mapping, this object tells when the work is complete."""
 
     @override
     def leave_to_others(self) -> bool:

@@ -37,8 +37,8 @@ KEEP: Final = "keep"
 _log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.2
-"""Seconds between two checks of the owners. If a live view keeps an object open after its owner's
-death, each check tries again to end the object."""
+"""Seconds between two checks of the owners. A live view keeps an object open, even if the owner of
+the memory has died. Then each check tries again to end the object."""
 _LOOK_AGAIN_S: Final = 0.02
 """Seconds before the second check of an owner that seems to be dead."""
 
@@ -69,7 +69,7 @@ class OwnerWatcher(Part):
     def watch(self, shown: Endable, record: Record, imported: ImportRecord) -> None:
         """Let the watcher end an object soon after the owner of its memory has died.
 
-        If the object has a live view, the object ends after the view.
+        If the object has a live view, the object ends after the view has ended.
 
         Parameters
         ----------
@@ -161,8 +161,8 @@ def asks_for_release(on_owner_death: object, handles: Iterable[ShareableHandle])
     ConfigurationError
         The value is neither ``"keep"`` nor ``"release"``.
     UnsupportedError
-        The value is ``"release"``, but a handle is raw, so this process has no connection by which
-        it could watch the owner.
+        The value is ``"release"``, but a handle is raw. This process has no connection to the owner
+        of a raw handle, so it cannot watch the owner.
     """
     check_choice("on_owner_death", on_owner_death, ("keep", "release"), "import")
     if on_owner_death == "keep":

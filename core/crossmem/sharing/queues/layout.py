@@ -10,8 +10,11 @@ place    a consumer      how far it has read each ring; the entries that it hold
 ======== =============== ==========================================================================
 
 A producer numbers its entries in the order of the puts, from 1 on. This number is the stamp of the
-entry. Each buffer has one entry. The owner numbers the sessions of each ring and place. The member
-word of a ring or place is odd while a session is open, and is equal to the number of that session.
+entry. Each buffer has one entry.
+
+Each ring and each place has a member word in the control segment. The number of a session is odd.
+While a session is open, the member word is the number of this session. At other times, the member
+word is even.
 """
 
 from dataclasses import dataclass
@@ -34,7 +37,8 @@ DROPPING: Final = 2**63
 HEADER_WORDS: Final = 16
 # Words of rings and places.
 WISH: Final = 0
-"""The session that the process asks for or has; 0 if it wants none."""
+"""The number of the session that the process has requested. When the process leaves the session, it
+writes 0."""
 SLEEPING: Final = 1
 """1 while the process sleeps and wants a write to its eventfd."""
 # Words of a ring.
@@ -43,8 +47,8 @@ TAIL: Final = 2
 DROPS: Final = 3
 """Number of entries that the producers of this ring have dropped."""
 JOINED: Final = 4
-"""The number of the session. The producer writes this word when it can allocate. A session that
-ends before that does not count as a producer of the queue."""
+"""The number of the session. The producer writes this word when it can allocate. If the session
+ends before this write, the session does not count as a producer of the queue."""
 # Words of a place.
 HANDED: Final = 2
 """Number of handed-out entries that the consumer has read."""
@@ -72,7 +76,8 @@ SESSIONS: Final = 6
 
 # Values of END. The value 0 means that entries may be put.
 FINISHED: Final = 1
-"""No further entry will be put. Waiting or held entries may still be delivered."""
+"""No further entry will be put. But entries can still wait for a consumer, and consumers can still
+hold entries that the owner would deliver again."""
 ENDED: Final = 2
 """The owner hands out no further entry. Each consumer still gets the entries given to it before."""
 CLOSED: Final = 3
@@ -88,7 +93,8 @@ decides."""
 SIZES: Final = 2
 """Length of the data, and number of bytes of user data."""
 WANTED: Final = 3
-"""The value of READY that makes the entry ready. A stream writes READY."""
+"""The entry is ready when the word READY has reached this value. If the value is not 0, a stream
+writes READY."""
 READY: Final = 4
 USER: Final = 5
 
@@ -118,7 +124,7 @@ class Terms:
     overflow: Overflow
     redeliver: bool
     is_fenced: bool
-    """Whether all processes use fences, because the owner takes no part in barriers."""
+    """Whether all processes use fences. They must do so if the owner takes no part in barriers."""
 
     @property
     def places(self) -> int:
@@ -127,7 +133,7 @@ class Terms:
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers of words of the control segment, of each ring and of each place."""
+        """Size of each segment in words: first the control segment, then the rings and places."""
         table = self.producers * self.depth
         ring = HEADER_WORDS + (1 + ENTRY_WORDS) * self.depth
         place = HEADER_WORDS + 2 * self.producers + 2 * table
@@ -136,9 +142,9 @@ class Terms:
     # Words of a ring.
 
     def order(self, stamp: int) -> int:
-        """Return the word with the number of the buffer that was put with a stamp.
+        """Return the word for a stamp. The word is the number of the buffer that got the stamp.
 
-        The words have the buffers of the last ``depth`` stamps: later stamps reuse the words.
+        A ring has ``depth`` such words. So they are about the last ``depth`` stamps.
         """
         return HEADER_WORDS + stamp % self.depth
 
@@ -184,8 +190,8 @@ class Terms:
     def stop(self, producer: int) -> int:
         """Return the word with the largest valid stamp of a ring.
 
-        At the end of a producer's session, the owner copies the tail into this word. So entries
-        that the producer publishes after that are not valid.
+        At the end of a producer's session, the owner copies the tail into this word. So
+        entries that the producer publishes later are not valid.
         """
         return HEADER_WORDS + 2 * self.places + producer
 

@@ -163,8 +163,8 @@ def open_queue(
     AccessDeniedError
         The owner does not admit this process.
     UnsupportedError
-        This process owns the queue, or cannot import the buffers for ``device``, or the owner
-        relies on barriers (``membarrier``) in which this process cannot take part.
+        This process owns the queue, or cannot import the buffers for ``device``. Another cause: the
+        owner relies on barriers (``membarrier``) in which this process cannot take part.
     WrongHostError, BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
         This process cannot reach the queue.
     """

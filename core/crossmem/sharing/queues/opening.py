@@ -94,8 +94,8 @@ def _check_directory(
 
     The shared handles are those of the arena, of the control segment and of each ring and place,
     in this order. Through the shared handles, the segments are read-only. The handles for the role
-    are second handles of all rings (``produce``), or of all places (``consume``). With each second
-    handle, one process at a time can write the segment.
+    are additional handles of all rings (``produce``), or of all places (``consume``). Through an
+    additional handle, one process at a time can write the segment.
     """
     try:
         terms = Terms(**found["terms"])

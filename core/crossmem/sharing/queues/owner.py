@@ -67,7 +67,8 @@ class QueueOwner:
         self._is_finished = False
         """Whether :meth:`finish` was called. The queue then does not wait for further producers."""
         self._unjoined: set[tuple[int, int]] = set()
-        """Pairs (ring, session), for sessions that ended before the producer could allocate."""
+        """Pairs (ring, session) for the sessions that ended before the producer's ``join()`` was
+        complete. :meth:`_end` does not count these sessions."""
         self._revoked: dict[int, int | None] = {}
         """The pids of processes whose roles were revoked, and their start times."""
         self._suspects: set[int] = set()
@@ -131,8 +132,8 @@ class QueueOwner:
                 self._end(is_settled=is_settled)
                 self._handed_out = changes
             finally:
-                # A signal handler can raise only at a call or at a backward jump: here in
-                # release(), but not between the two stores. So both stores always happen.
+                # A signal handler can raise only at a call or at a backward jump. In this block,
+                # the only such place is the call of release(). So both stores always happen.
                 try:
                     if not IS_ORDERED:
                         words.release()
@@ -346,5 +347,5 @@ class QueueOwner:
 
 
 def _next(turn: int, several: Collection[int]) -> int:
-    """Return the smallest number from ``turn`` on. If there is none, return the smallest number."""
+    """Return the smallest number that is at least ``turn``; else the smallest of all numbers."""
     return min(several, key=lambda one: (one < turn, one))

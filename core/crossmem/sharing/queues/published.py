@@ -2,8 +2,9 @@
 """The published entries of a queue, as the owner of the queue knows them.
 
 A producer may drop an entry or die at any step, and a hostile producer may write any words. A ring
-has one stamp for each buffer. So an entry is valid only while the stamp of its buffer in the ring
-is the stamp of the entry. If the owner sees another stamp there, the owner forgets the entry.
+has one word for the stamp of each buffer. The next entry of the buffer overwrites this word. So an
+entry is valid only while the word contains the entry's stamp. If the owner sees another stamp
+there, the owner forgets the entry.
 """
 
 from collections import Counter, deque
@@ -50,10 +51,11 @@ class Ring:
     waiting: deque[Entry] = field(default_factory=deque)
     """Entries that no consumer has, sorted by stamp."""
     given: dict[int, Entry] = field(default_factory=dict)
-    """The entries that consumers have, as far as the owner knows. A key is a buffer's number."""
+    """Each key is a buffer's number. The value is the buffer's entry, which a consumer has, as far
+    as the owner knows."""
     is_late: bool = False
-    """Whether an entry was not ready when the owner last read all entries, although the session of
-    its producer had ended."""
+    """Whether the owner found an unready entry when it last read all entries of the producer, and
+    the producer's session had ended."""
 
 
 class Published:
@@ -65,8 +67,8 @@ class Published:
         self._control = opened.control
         self.rings = [Ring() for _ in range(self.terms.producers)]
         self.given: dict[tuple[int, int], tuple[int, int]] = {}
-        """For each entry that the owner has handed out or recovered, the target and the number of
-        the delivery, as in :class:`Entry`. The key is (producer, stamp)."""
+        """Each key is the (producer, stamp) of an entry that the owner has handed out or recovered.
+        The value is the target and the number of the delivery, as in :class:`Entry`."""
 
     def _entries(self, producer: int, tail: int) -> tuple[list[Entry], bool]:
         """Return the published entries of a producer up to a stamp, sorted by stamp.
@@ -166,7 +168,7 @@ class Published:
         return [one for one in entries if self._is_there(one)]
 
     def _is_there(self, one: Entry) -> bool:
-        """Whether the stamp of the entry's buffer in the ring is still the stamp of the entry."""
+        """Whether the ring's word for the entry's buffer still contains the stamp of the entry."""
         segment = self.opened.segments[one.producer]
         return segment[self.terms.entry(one.buffer)] & ~DROPPING == one.stamp
 
@@ -190,9 +192,10 @@ class Published:
         return is_whole and segment[at + READY] >= segment[at + WANTED]
 
     def taken(self) -> Counter[tuple[int, int]]:
-        """Return how many unreleased entries of each producer each consumer has.
+        """Count the entries that were given to consumers and are not released.
 
-        The key is (consumer, producer).
+        Each key is (consumer, producer). The value is the number of such entries of this producer
+        at this consumer.
         """
         given = (one for ring_ in self.rings for one in ring_.given.values())
         return Counter(((one.target >> 48) - 1, one.producer) for one in given)

@@ -119,8 +119,8 @@ class Queue(Endable):
         OwnerGoneError, ForkedProcessError
             The owner is dead, or this process is a forked child.
         AccessDeniedError, ClosedError
-            This process may not produce. Or the queue has ended, or this process has finished or
-            closed the queue.
+            This process has no right to produce. Or the queue has ended, or this process has
+            finished or closed the queue.
         """
         record = self._record
         known = None if record is None else record.producer
@@ -153,8 +153,8 @@ class Queue(Endable):
         Parameters
         ----------
         item
-            A buffer of :meth:`allocate`, which the caller cannot use afterwards. With ``copy``:
-            also bytes, an array or a tensor. Its values are copied, in C order, to a free buffer.
+            A buffer of :meth:`allocate`, which the caller cannot use afterwards. Or bytes, an array
+            or a tensor, if ``copy`` permits a copy of the values, in C order, to a free buffer.
         stream
             The stream that fills the buffer: a stream of CuPy, PyTorch or torch-npu, or its handle.
             Consumers get the buffer when the stream has completed the work that was issued before
@@ -202,7 +202,7 @@ class Queue(Endable):
             raise
 
     def put_many(self, items: Iterable[Any], **options: Any) -> None:
-        """Put the items in order; see :meth:`put`. An error does not take back earlier items."""
+        """Put items in order; see :meth:`put`. The items before a failed item stay in the queue."""
         for item in items:
             self.put(item, **options)
 
@@ -323,8 +323,8 @@ class Queue(Endable):
     def finish(self) -> None:
         """Declare that this process puts nothing more.
 
-        The queue ends when all producers of ``Device.queue(producers=...)`` have joined, and have
-        then finished, closed or died. After a call by the owner, no further producer has to join.
+        The queue ends when as many producers as ``Device.queue`` declared have joined, and each has
+        finished, closed the queue or died. If the owner has finished, no others have to join.
         """
         self._usable().finish()
 
@@ -381,8 +381,8 @@ class Queue(Endable):
         ready = self._process.deferred.ready
         while (mine := self._record) is not None:
             consumer = mine.consumer
-            # One step: no other thread receives a buffer or gets a place, and no signal handler
-            # runs, between the check and the last of these statements.
+            # One step: between the check and the last of these statements, no signal handler runs,
+            # and no other thread receives a buffer or gets a place.
             if consumer is None or not consumer.held:
                 if consumer is not None:
                     consumer.session = 0

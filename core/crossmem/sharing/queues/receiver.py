@@ -22,7 +22,7 @@ class Receiver(Place):
     def __init__(self, opened: Opened, place: int, view: memoryview, pointer: int) -> None:
         super().__init__(opened, place, view, pointer)
         self.held: dict[BufferRecord, bool] = {}
-        """The buffers that the application has received and not released. The value of a buffer is
+        """Each key is a buffer that the application has received and not released. The value is
         True while a thread lets a stream release the buffer."""
         self.kept: list[SharedBuffer] = []
         """Received buffers that no call has returned, because a signal handler raised. The next
@@ -67,8 +67,9 @@ class Receiver(Place):
         deferred, mine, held, control = process.deferred, self.words, self.held, self.opened.control
         at = self._released + record.producer * self.opened.terms.depth + record.buffer
         # One step: no signal handler and no other thread runs before the end of this branch.
-        # A thread that makes a copy or a view records it, and then reads ``buffer._record`` again.
-        # If the record comes too late for this step, that thread sees that the buffer has ended.
+        # A thread that makes a copy or a view first sets a mark, which this step checks, and then
+        # reads ``buffer._record`` again. If the thread sets the mark after this step, the thread
+        # sees that the buffer has ended.
         if (
             buffer._record is record
             and buffer._anchor is anchor

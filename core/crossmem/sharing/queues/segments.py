@@ -49,7 +49,8 @@ class Segments:
         self._views: list[memoryview] = []
         self._bells: list[int] = []
         self._shared: list[tuple[Export, Exported]] = []
-        """The exports that carry a bell, each with its :class:`Exported` without the bell."""
+        """The exports that carry a bell. Beside each export is its original :class:`Exported`, to
+        which the bell was not added."""
         self.exclusive: list[Export] = []
         """The exports of the rings, then of the places. The process that holds such an export has
         the ring or place."""

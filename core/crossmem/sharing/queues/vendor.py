@@ -158,7 +158,7 @@ class QueueOfVendor(Queue):
         # No signal handler runs between the next assignment and the ``try`` block.
         taken = taken_from(buffer, record.producing)
         try:
-            assert isinstance(taken, VendorBufferRecord)  # noqa: S101 - a Side has only these
+            assert isinstance(taken, VendorBufferRecord)  # noqa: S101 - a Side has no others
             if not record.put(taken, length, user_data, timeout_s):
                 msg = f"the queue of {self.depth} buffers stayed full for {timeout_s:g} s"
                 hint = "wait longer with timeout=, or make the queue deeper"

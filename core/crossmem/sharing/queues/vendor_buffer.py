@@ -53,7 +53,7 @@ class Side:
     def take_back(self, record: BufferRecord, _stream: int | None) -> None:
         """Wait for the device's running work, which may use the buffer, and then free the buffer.
 
-        If the work failed, raise the error of the work after the buffer was freed.
+        If the work failed, first free the buffer, and then raise the work's error.
         """
         assert isinstance(record, VendorBufferRecord)  # noqa: S101
         failure = finish_work(self.opened.device)

@@ -127,7 +127,7 @@ def open_vendor_queue(
     device: LocalDevice | str | None,
     timeout_s: float,
 ) -> QueueOfVendor:
-    """Open a vendor's queue of another process. ``found`` has the contents of the directory."""
+    """Open a vendor's queue that another process owns. ``found`` is the directory's contents."""
     try:
         vendor, mine = found["vendor"], [handle_in(one) for one in found["mine"]]
         backend, identity, mechanism = (

@@ -9,7 +9,9 @@ from crossmem.sharing.base.devices import LocalDevice
 
 __all__ = ["VendorTerms", "refuse", "refuse_features"]
 
-_OWN: Final = "crossmem's own queues have it: leave out mechanism=, or use crossmem.device('host')"
+_OWN: Final = (
+    "crossmem's own queues have this feature: leave out mechanism=, or use crossmem.device('host')"
+)
 
 
 class VendorTerms(NamedTuple):
@@ -38,7 +40,7 @@ def refuse_features(device: LocalDevice, asked: Mapping[str, bool]) -> None:
     Raises
     ------
     UnsupportedError
-        The caller asks for a feature. The message names the first of these features.
+        The caller asks for one or more features. The message names the first of them.
     """
     for name, is_asked in asked.items():
         if is_asked:

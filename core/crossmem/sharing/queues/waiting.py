@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the arguments of queue methods, errors of waits, and waits in an event loop."""
+"""Functions for queue methods. They check arguments, make errors, or wait."""
 
 import os
 import time

@@ -145,7 +145,7 @@ class AddressRange(Endable):
         Raises
         ------
         BusyError
-            A piece is still mapped. Nothing has changed then.
+            A piece is still mapped. The range is unchanged.
         """
         self._end()
 
@@ -216,9 +216,10 @@ class Piece(Memory):
         Raises
         ------
         BusyError
-            A view of the piece is alive, or another thread reads or writes the piece. Nothing has
-            changed then. Also raised if a stream capture prevents the wait for the device's work.
-            In this case, this object is closed, and a later call of crossmem unmaps the piece.
+            A view of the piece is alive, or another thread reads or writes the piece. In these
+            cases, the piece stays mapped. Also raised if a stream capture prevents the wait for the
+            device's work. In this case, this object is closed, and a later call of crossmem unmaps
+            the piece.
         """
         self._end()
 

@@ -2,9 +2,10 @@
 """The level ``"event"``: one process's streams record events, and other streams await them.
 
 The timeline has a page of its own. The page contains the words of the timeline and then sixteen
-entries, which signals use in turn. Each entry belongs to one event. An entry contains the value
-with which the event was recorded last, and the payload by which other processes open the event. If
-the event is recorded again while a waiter uses the entry, the waiter waits for the later recording.
+entries. Each signal uses the next entry; after the last entry comes the first entry again. Each
+entry belongs to one event. An entry contains the value with which the event was recorded last, and
+the payload by which other processes open the event. If the event is recorded again while a waiter
+uses the entry, the waiter waits for the later recording.
 """
 
 import threading
@@ -70,8 +71,8 @@ class EventLevel(Level):
         """Held while events are used, so that no event is destroyed during its use."""
         self._is_closed = False
         self._open: dict[int, list[SharedEvent]] = {} if maker is None else maker._open
-        """For each used entry, a list that contains the entry's event once the event is open. The
-        key is the index of the entry's first word."""
+        """For each used entry, a list. As soon as the entry's event is open, the list contains the
+        event. The key is the index of the entry's first word."""
         self._turn = 0
 
     def _event(self, entry: int) -> SharedEvent:
@@ -118,7 +119,7 @@ class EventLevel(Level):
                 value = issued
         # After the first read of VALUE, the signalling process may have reused an entry, so that
         # the loop missed the entry's old value. Before the reuse, the signalling process increased
-        # VALUE. So with the second read, no result is smaller than an earlier result.
+        # VALUE. The second read of VALUE ensures that ``reached`` never decreases.
         return max(value, self.cell.read(VALUE))
 
     @override

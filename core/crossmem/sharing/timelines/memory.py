@@ -35,7 +35,7 @@ from crossmem.sharing.timelines.cell import CELL_NBYTES, Cell
 __all__ = ["HOST", "PAGE_NBYTES", "LeftMemory", "Page", "Pages", "Registrations", "check_memory"]
 
 HOST: Final = "host"
-"""The backend whose memory contains the words."""
+"""The backend whose memory contains the words of timelines."""
 PAGE_NBYTES: Final = 4096
 
 
@@ -64,7 +64,7 @@ class LeftMemory(Part):
 
 
 class Page:
-    """A page of host memory of this process, exported once."""
+    """A page of this process's host memory. The page has exactly one export."""
 
     def __init__(self, process: Process, allow: Allow | None) -> None:
         self.allocation = allocate(process, find_device(process, HOST, None), PAGE_NBYTES)
@@ -85,7 +85,7 @@ class Page:
         self.free = list(range(PAGE_NBYTES // CELL_NBYTES - 1, -1, -1))
 
     def retire(self) -> bool:
-        """Refuse further leases of the page. If a process leases the page, do nothing.
+        """Refuse further leases of the page, unless a process leases the page now.
 
         Return whether further leases are refused.
         """
@@ -112,7 +112,7 @@ class Page:
 
 
 class Place(NamedTuple):
-    """The words of a new timeline, the handle that other processes open, and the words' page."""
+    """A new timeline's words, the handle that other processes open, and the page of the words."""
 
     cell: Cell
     handle: ShareableHandle
@@ -161,7 +161,7 @@ class Pages(Part):
 
     @override
     def tend(self) -> None:
-        """Forget the empty pages of calls that were interrupted before they made a timeline."""
+        """Forget the empty pages that interrupted calls have left. These calls made no timeline."""
         for allow, page in list(self._open.items()):
             # Another thread may be making a timeline in the page. So the page is only forgotten
             # here. The page's memory is released when nothing refers to the page any more.
@@ -172,7 +172,7 @@ class Pages(Part):
     def close_at_exit(self) -> None:
         """Close the timelines that this process signals, so that the waits of other processes end.
 
-        The exit then waits for the leases of these processes.
+        The exit then waits for these processes to end their leases.
         """
         for record in list(self.signalled):
             with suppress(CrossmemError):
@@ -184,11 +184,11 @@ class _Registered(NamedTuple):
 
     ordinal: int
     address: list[int]
-    """The address for devices. Empty if the page is not registered."""
+    """Contains the address for devices. The list is empty if the page is not registered."""
     users: set[object]
     ending: list[int]
-    """The address during unregister_host(). If a signal handler interrupts that call, the address
-    stays in this list, and a later call repeats unregister_host()."""
+    """Contains the address during unregister_host(). If a signal handler interrupts that call, the
+    address stays in this list, and a later call repeats unregister_host()."""
 
 
 class Registrations(Part):
@@ -226,7 +226,7 @@ class Registrations(Part):
             pages.discard(page)
 
     def leave(self, driver: StreamWords, pointer: int, user: object) -> None:
-        """Remove a user of a page, and unregister the page after its last user.
+        """Remove a user of a page. If no user is left, unregister the page.
 
         A call for a page that is not registered does nothing.
 
@@ -273,7 +273,7 @@ def check_memory(handle: TimelineHandle) -> None:
     memory = handle.memory
     nbytes = PAGE_NBYTES if handle.level == "event" else CELL_NBYTES
     is_right = memory.backend == HOST and memory.access == "rw" and memory.nbytes == PAGE_NBYTES
-    # The handle of a block of a pool and a ReadyHandle have other classes.
+    # This check refuses a BlockHandle and a ReadyHandle, which are other classes.
     is_right = is_right and type(memory) is ShareableHandle
     if not is_right or memory.length != nbytes or memory.offset % nbytes:
         msg = (

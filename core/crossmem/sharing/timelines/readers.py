@@ -100,10 +100,10 @@ class ReaderWord:
             The memory of the handle is not a page of timelines.
         """
         if words.load(self._control, self._at) % 2:
-            # A slot for acknowledgements has no generation, so its word in the control segment is
-            # even. If the word is odd, another process has forged a timeline's handle, and the
-            # memory of that handle is not a page of timelines. The word in this process's row may
-            # then be a hold of an export, which must not be overwritten.
+            # The control segment's word for a slot of acknowledgements is even, because the slot
+            # has no generation. This word is odd, so the slot belongs to an export: another process
+            # has forged a timeline's handle. The word in this process's row may be this process's
+            # hold of the export. This function must not overwrite the hold.
             msg = "the memory of this handle belongs to no timeline: its slots belong to exports"
             raise InvalidHandleError(msg, operation="done")
         number = None if stream is None else stream_of(stream)

@@ -73,9 +73,9 @@ class TimelineRecord(Record):
         self.is_ended = False
         """Whether this record has voided the timeline. False if :attr:`is_own` is false."""
         self.last = VOID
-        """The current value, if signals without a stream may store their values without the lock;
-        else VOID. :meth:`Timeline.signal` takes the lock unless the new value is larger than this
-        attribute. Every valid new value is smaller than VOID."""
+        """VOID if every signal needs the lock. Else the current value: a signal that names no
+        stream then needs no lock. :meth:`Timeline.signal` takes the lock unless the new value is
+        larger than this attribute. Every valid new value is smaller than VOID."""
         self.allow_stores()
         self.level: Level
         if handle.level == "event":
@@ -91,7 +91,7 @@ class TimelineRecord(Record):
         return max(self.level.issued, awaited.get(self.handle.identity, 0))
 
     def allow_stores(self) -> None:
-        """Let signals without a stream store their values without the lock.
+        """Let signals that name no stream store their values without taking the lock.
 
         Do nothing if a stream may still write the value, or if signals of this timeline always need
         the lock. The caller holds the lock.
@@ -207,7 +207,8 @@ class TimelineRecord(Record):
                         deferred.waiting.add(self)
                         deferred.start_reaper()
                         return
-                    # The work ends first, because a stream must not overwrite the void value.
+                    # This call first waits for the work, because a stream must not overwrite the
+                    # void value.
                     wait_for_work(self.device)
                 self._end_own()
             if self._is_in_use():

@@ -22,8 +22,9 @@ __all__ = ["Timeline", "open_timeline"]
 
 _MOST_READERS: Final = 2**31 - 1
 _SPINS: Final = () if IS_FENCED else (None,) * 600
-"""A waiting thread first reads the value once for each item of this tuple, which takes some 20
-microseconds. If a read needs a fence, the tuple is empty, and only :meth:`Cell.wait` reads."""
+"""A waiting thread first reads the value once for each item of this tuple. All these reads together
+take some 20 microseconds. If a read needs a fence, the tuple is empty, and only :meth:`Cell.wait`
+reads."""
 
 
 class Timeline(Endable):
@@ -37,7 +38,7 @@ class Timeline(Endable):
     device
         The device whose streams this object uses.
     level
-        How streams are ordered: ``"word"``, ``"event"`` or ``"host"``.
+        How the timeline orders streams: ``"word"``, ``"event"`` or ``"host"``.
     """
 
     __slots__ = ("device", "level")
@@ -160,7 +161,7 @@ class Timeline(Endable):
         level = record.level
         while True:
             with record.lock:
-                # While ``last`` is VOID, every other signal leaves the hot path and takes the lock.
+                # While ``last`` is VOID, all other signals leave the hot path and take the lock.
                 record.last = VOID
                 try:
                     if record.is_ended:

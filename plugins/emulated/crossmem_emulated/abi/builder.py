@@ -98,7 +98,7 @@ def compiler(environ: Mapping[str, str] = os.environ) -> list[str]:
     tried = given[0] if given else ", ".join(_COMPILERS)
     raise ConfigurationError(
         f"the emulated libraries need a C compiler, and none was found ({clause(tried)})",
-        hint="install a compiler, such as the package gcc with libc6-dev, or name one in CC",
+        hint="install a compiler, such as the packages gcc and libc6-dev, or name a compiler in CC",
     )
 
 
@@ -197,12 +197,12 @@ def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
     library
         The library to build.
     environ
-        Environment variables. ``XDG_CACHE_HOME`` names the cache, and ``CC`` the compiler.
+        Environment variables. ``XDG_CACHE_HOME`` names the cache, and ``CC`` names the compiler.
 
     Returns
     -------
     Path
-        A folder of the cache with the library under all its names, and with no other library.
+        A folder of the cache. It contains the library under all its names, and no other library.
 
     Raises
     ------

@@ -33,7 +33,9 @@ def read_calls(folder: Path) -> Mapping[str, int]:
             counts.update({str(name): int(n) for name, n in json.loads(path.read_bytes()).items()})
         except (OSError, ValueError, AttributeError, TypeError):
             pid = path.stem.rpartition("-")[2]
-            _log.warning("process %s was killed while it ended: its calls are not counted", pid)
+            _log.warning(
+                "process %s was killed while it wrote its counts: its calls are not counted", pid
+            )
     return dict(sorted(counts.items()))
 
 

@@ -66,7 +66,7 @@ class _File:
         start, size = section[4], section[5]
         found = self._data[start : start + size]
         if len(found) < size:
-            msg = f"the section at {start} has {len(found)} of {size} bytes"
+            msg = f"the section at offset {start} is incomplete"
             raise struct.error(msg)
         return found
 

@@ -25,7 +25,7 @@ __all__ = ["start"]
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()
 _kept: Final[dict[int, object]] = {}
-"""The objects that the callbacks in a library's table need. The key is the table's address."""
+"""Each key is the address of a table. The value is the objects that the table's callbacks need."""
 
 
 def _declared(library: Library, folder: Path) -> Any:
@@ -98,7 +98,10 @@ def _fill(library: Library, soname: str, ffi: Any, table: Any) -> list[object]:
 
 
 def _refusing(soname: str, name: str, refuse: Callable[[str], Any]) -> Callable[..., Any]:
-    """Return a function that logs its first call, and returns the result of ``refuse``."""
+    """Return a substitute for a function that is not emulated.
+
+    Each call of the substitute returns the result of ``refuse``. The first call logs a warning.
+    """
     told = False
 
     def function(*_arguments: Any) -> Any:

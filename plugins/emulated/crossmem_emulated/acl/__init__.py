@@ -93,8 +93,9 @@ class Acl:
     rt, util
         The emulations of pyACL's modules ``acl.rt`` and ``acl.util``.
     tdt
-        The functions of ``acl_tdt_queue.h``, which pyACL lacks, with the conventions of pyACL. For
-        a pointer of the C function, pass the address as an int, as for ``rt.memcpy``.
+        The C functions that ``acl_tdt_queue.h`` declares. pyACL lacks these functions; here they
+        have the conventions of pyACL. If a parameter of the C function is a pointer, pass the
+        address as an int, as for ``rt.memcpy``.
     c
         The other C functions that pyACL lacks, also with the conventions of pyACL.
     faults

@@ -69,8 +69,8 @@ class Entry:
     has_code
         Whether the function returns a code. If not, it returns its only output.
     is_exclusive
-        Whether the function is not thread-safe. Calls of functions that are not thread-safe must
-        not overlap.
+        Whether calls of the function must not overlap with calls of any exclusive function,
+        including the function itself.
     """
 
     name: str

@@ -71,7 +71,7 @@ def side_of(process: AclProcess, pointer: int, nbytes: int) -> Side:
     if sum(size for _, _, size in spans) != nbytes:
         raise Refused(
             Code.RT_DRV_INTERNAL_ERROR,
-            f"{nbytes} bytes at {pointer:#x} are not all mapped",
+            f"some of the {nbytes} bytes at {pointer:#x} are not mapped",
             "ACL-X4",
         )
     for piece, _, _ in spans:
@@ -155,8 +155,8 @@ def _check_devices(process: AclProcess, target: Side, source: Side, *, is_async:
         if not is_async and (Origin.IMPORTED in origins or is_far):
             raise Refused(
                 Code.RT_FEATURE_NOT_SUPPORT,
-                "a synchronous copy within one device cannot use memory that was imported by "
-                "shareable handle, or by key from another device",
+                "a synchronous copy within one device can use neither memory imported by "
+                "shareable handle nor another device's memory imported by key",
             )
         return
     if not is_async and origins & {Origin.PHYSICAL, Origin.IMPORTED}:

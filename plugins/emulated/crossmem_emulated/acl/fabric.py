@@ -2,8 +2,8 @@
 """Version 2 of the calls for shareable handles, and two calls for keys.
 
 A fabric connects the servers of a super node. The emulation has one server. The calls of version 2
-take shareable handles of two types. Of the two calls for keys, one chooses the link to a key's
-memory, and one admits processes to the memory.
+take shareable handles of two types. ``ipc_mem_set_attr`` chooses the link to a key's memory.
+``ipc_mem_import_pid_inter_server`` admits processes to a key's memory.
 """
 
 import struct
@@ -19,15 +19,18 @@ from crossmem_emulated.acl.vmm import Physical, check_newer
 __all__ = ["FABRIC", "FABRIC_HANDLE_NBYTES", "PLAIN"]
 
 PLAIN, FABRIC = 1, 2
-"""The types of shareable handles: a number that is valid on this server, or bytes for a fabric."""
+"""The types of shareable handles. A plain handle is a number that is valid on this server. A fabric
+handle consists of bytes."""
 FABRIC_HANDLE_NBYTES: Final = 128
 
 _SERVER: Final = 0
 """The number of this server in its super node."""
 _LINKS: Final = frozenset({0, 1})
-"""The A3's links to another device's memory: within a chip (SIO), or between chips (HCCS)."""
+"""The links of an A3 to another device's memory. One link lies within a chip (SIO), and the other
+link between chips (HCCS)."""
 _LINKS_V3: Final = frozenset({2, 3})
-"""The 950's links to another device's memory: one port of a unified bus, or several ports."""
+"""The links of a 950 to another device's memory. One link uses one port of a unified bus, and the
+other link uses several ports."""
 _LAYOUT: Final = struct.Struct(f"<IIQ{FABRIC_HANDLE_NBYTES - 16}x")
 
 
@@ -96,7 +99,7 @@ def _ipc_mem_set_attr(process: AclProcess, text: str, kind: int, value: int) -> 
             Code.RT_FEATURE_NOT_SUPPORT, "this product has only one link to another device's memory"
         )
     if kind:
-        raise Refused(Code.RT_PARAM_INVALID, f"there is no attribute {kind} of keys")
+        raise Refused(Code.RT_PARAM_INVALID, f"keys have no attribute {kind}")
     if value not in (_LINKS_V3 if is_v3 else _LINKS):
         code = Code.RT_LINK_TYPE_NOT_SUPPORT if is_v3 else Code.RT_FEATURE_NOT_SUPPORT
         raise Refused(code, f"this product has no link {value}")

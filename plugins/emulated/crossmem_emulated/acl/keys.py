@@ -136,7 +136,8 @@ class _Key(NamedTuple):
 def _find_key(tables: sqlite3.Connection, text: str, closed: Code = Code.RT_INVALID_HANDLE) -> _Key:
     """Return the record of a key. Refuse an unknown or closed key.
 
-    ``closed`` is the code of the refusal if the exporter has closed the key or released the memory.
+    ``closed`` is the code with which a closed key is refused. A key is also closed if the exporter
+    has released the memory.
     """
     query = f"SELECT {', '.join(_Key._fields)} FROM acl_key WHERE text = ?"  # noqa: S608 - our own
     row = tables.execute(query, (text,)).fetchone()
@@ -216,7 +217,7 @@ def _ipc_mem_import_by_key(process: AclProcess, text: str, flags: int) -> int:
             if opened.device != target:
                 raise Refused(
                     Code.RT_DRV_INTERNAL_ERROR,
-                    "the key is imported for another device of this process",
+                    "this process has imported the key for another device",
                     "ACL-E25",
                 )
             opened.references += 1
@@ -228,7 +229,7 @@ def _ipc_mem_import_by_key(process: AclProcess, text: str, flags: int) -> int:
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, "this process exported the key", "ACL-E24")
         if key.validates and not is_admitted(tables, "acl_key_admitted", "key", key.number):
             raise Refused(
-                Code.RT_DRV_INTERNAL_ERROR, "this process may not import the key", "ACL-E24"
+                Code.RT_DRV_INTERNAL_ERROR, "the key's whitelist lacks this process", "ACL-E24"
             )
         check_peer_access(process, context.device, key.device, flags)
         made = _open(process, text, key, target)

@@ -24,7 +24,7 @@ _RULE: Final = "ACL-E45"
 _FLAGS: Final = frozenset({0, 1})
 _SHARE_FLAGS: Final = frozenset({0, 2})
 """The valid flags of exports and imports. Flag 2 of an export admits all processes. Flag 2 of an
-import gives the importer's device access to the notify's device."""
+import lets the importer's device access the notify's device."""
 _LONGEST_BUFFER: Final = 1024
 _MOST_SECONDS: Final = 1 << 32
 _LOOK_AGAIN_S: Final = 0.002
@@ -217,7 +217,7 @@ def _notify_import_by_key(process: AclProcess, text: str, flags: int) -> int:
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, text)
         number, index, _, validates = row
         if validates and not is_admitted(tables, "acl_notify_admitted", "notify", number):
-            text = "this process may not import the notify"
+            text = "this process is not on the notify's whitelist"
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, text, _RULE)
         check_peer_access(process, device, index, int(bool(flags)))
         return _keep(process, tables, number)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams, and waits for their work."""
+"""Calls that make, query and destroy streams, or that wait for the work of streams."""
 
 from typing import Final
 

@@ -21,7 +21,7 @@ class Util:
         self._process = process
 
     def bytes_to_ptr(self, data: Any, /) -> int:
-        """Return the address of the contents of ``data``. The caller keeps ``data`` alive."""
+        """Return the address of the contents of ``data``. The caller must keep ``data`` alive."""
         if not isinstance(data, bytes):
             raise TypeError("acl.util.bytes_to_ptr args parse failed")
         with address_of(data) as (pointer, _nbytes):
@@ -48,6 +48,6 @@ class Util:
         return ctypes.string_at(pointer, size)
 
     def numpy_to_ptr(self, array: Any, /) -> int:
-        """Return the address of an array's first element; the caller keeps the array alive."""
+        """Return the address of an array's first element; the caller must keep the array alive."""
         address: int = array.__array_interface__["data"][0]
         return address

@@ -238,7 +238,7 @@ def _reserve_mem_address(
     if not size or flags not in {0, 1}:
         raise Refused(Code.INVALID_PARAM, f"size {size} or flags {flags} are invalid")
     if size > LARGEST_NBYTES:
-        raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"no addresses for {size} bytes")
+        raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"there are no addresses for {size} bytes")
     if alignment:
         raise Refused(Code.RT_PARAM_INVALID, "the alignment must be 0")
     unit = GRANULARITY_1G_NBYTES if size > GRANULARITY_1G_NBYTES else GRANULARITY_NBYTES
@@ -289,10 +289,10 @@ def _map_mem(
 def map_physical(
     process: AclProcess, extent: tuple[int, int], offset: int, handle: int, flags: int
 ) -> Physical:
-    """Map physical memory without access, and return the memory.
+    """Map physical memory, and return the memory.
 
-    No device can use the mapping until the program or the caller sets the access. ``extent`` is the
-    mapping's address and size in bytes.
+    No device can access the mapping until the program or the caller sets the access. ``extent`` is
+    the mapping's address and size in bytes.
     """
     check_vmm(process)
     pointer, size = extent

@@ -102,8 +102,8 @@ class Entry:
         The text of the error that CuPy for ROCm raises instead of calling the vendor's function;
         empty if CuPy calls the function.
     hip_answers
-        The code with which CuPy for ROCm fails instead of calling the vendor's function; 0 if CuPy
-        calls the function.
+        The code of the error that CuPy for ROCm raises without a call of the vendor's function; 0
+        if CuPy calls the vendor's function.
     """
 
     name: str
@@ -217,9 +217,9 @@ def _number(kind: str, value: Any) -> Any:
     if kind not in _INTEGERS:
         return value
     is_signed, bits, too_large = _INTEGERS[kind]
-    # CuPy's wheel is compiled by a Cython that calls __int__, not __index__, so the wheel accepts a
-    # float for most types. For an address (intptr_t), the wheel accepts an int, but refuses an
-    # integer of NumPy.
+    # Cython generated the code of CuPy's wheel. This code calls __int__, not __index__, so the
+    # wheel accepts a float for most types. For an address (intptr_t), the wheel accepts an int, but
+    # refuses an integer of NumPy.
     if not isinstance(value, int):
         if kind == "intptr_t" or not hasattr(value, "__int__"):
             raise TypeError("an integer is required")

@@ -227,7 +227,7 @@ CONSTANTS: Final[Mapping[str, int]] = {
     "streamNonBlocking": 1,
     "streamPerThread": 2,
 }
-"""The constants of the module ``cupy.cuda.runtime`` in its build for CUDA, by name."""
+"""Maps each constant's name to its value in CuPy's module ``cupy.cuda.runtime`` for CUDA."""
 
 _ATTRIBUTES_OF_ROCM: Final[Mapping[str, int]] = {
     "cudaDevAttrIntegrated": 25,

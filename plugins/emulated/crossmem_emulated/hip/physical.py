@@ -224,8 +224,8 @@ def _mem_export_to_shareable_handle(
     physical = find_physical(process, handle)
     if flags or handle_type == NO_HANDLE or handle_type != physical.handle_type:
         text = (
-            f"the call has handle type {handle_type} and flags {flags}; the flags must be 0, and "
-            f"the memory has handle type {physical.handle_type} (type 0 cannot be exported)"
+            f"cannot export memory of handle type {physical.handle_type} with handle type "
+            f"{handle_type} and flags {flags}: the types must be equal and not 0; flags must be 0"
         )
         raise Refused(Status.INVALID_VALUE, text, "HIP-V7")
     if physical.pages.descriptor is None:
@@ -254,7 +254,7 @@ def _mem_import_from_shareable_handle(
         raise Refused(process.profile.not_descriptor, text, "HIP-V8")
     pages = process.store.receive(descriptor)
     if pages is None:
-        text = f"descriptor {descriptor} is not device memory of this host"
+        text = f"descriptor {descriptor} refers to no device memory of this host"
         raise Refused(process.profile.not_descriptor, text, "HIP-V8")
     if process.ordinal_of(pages.device) is None:
         process.store.release(pages)

@@ -42,7 +42,8 @@ _MOST_NBYTES: Final = (1 << 64) - 1
 class Plane:
     """Rows of equal width, in one or more planes.
 
-    The rows of a plane begin at equal distances, and so do the planes.
+    The distance from one row of a plane to the next is constant. So is the distance from one plane
+    to the next.
 
     Parameters
     ----------
@@ -94,7 +95,7 @@ class Plane:
     def rows(self, side: Side, *, is_whole: bool) -> Iterator[Parts]:
         """Yield the parts of each row of ``side``.
 
-        If ``is_whole``, yield all parts of ``side`` together, once.
+        If ``is_whole`` is true, yield only one item, with all parts of ``side``.
         """
         if is_whole:
             yield side.parts

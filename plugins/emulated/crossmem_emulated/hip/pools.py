@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory pools.
 
-``mallocAsync`` allocates memory at once. ``freeAsync`` gives a stream the work to free the memory.
+``mallocAsync`` allocates memory at once. ``freeAsync`` adds work to a stream, and this work frees
+the memory.
 """
 
 from collections.abc import Iterable
@@ -213,9 +214,7 @@ def _mem_pool_set_access(
 ) -> None:
     pool, wanted = find_pool(process, handle), list(access)
     if len(wanted) > len(process.setup.visible):
-        raise Refused(
-            Status.INVALID_DEVICE, f"there are fewer devices than accesses ({len(wanted)})"
-        )
+        raise Refused(Status.INVALID_DEVICE, f"{len(wanted)} accesses exceed the number of devices")
     for kind, device, flags in wanted:
         if kind != ON_DEVICE or flags not in ACCESS:
             text = f"access {flags} for location {device} of type {kind} cannot be set"
@@ -276,8 +275,8 @@ def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
     # Imported memory is not marked as freed: a program that opened the memory several times must
     # free it the same number of times.
     piece.is_freed = where.capture is None and piece.origin is not Origin.IPC
-    # Even a slow stream does its work now, up to the first work that must wait for a function of
-    # the program.
+    # Even a slow stream does its work now. It stops before the first work that must wait for a
+    # function that the program gave to a stream.
     process.queues.drain([where])
 
 

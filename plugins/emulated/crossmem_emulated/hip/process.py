@@ -161,8 +161,8 @@ class HipProcess:
         self.contexts: dict[int, Context] = {}
         self.primary: dict[int, Context] = {}
         self.streams: dict[Any, Any] = {}
-        """The key is the stream's handle. Three kinds of streams have a tuple as the key: a legacy
-        stream, a thread's own stream, and a destroyed stream whose work is not done."""
+        """The key is a tuple for a legacy stream, for a thread's own stream, and for a destroyed
+        stream whose work is not done. For any other stream, the key is the stream's handle."""
         self.queues = Queues(
             self.lock,
             self.thread,
@@ -225,11 +225,11 @@ class HipProcess:
         return status, None
 
     def refuse(self, name: str, status: int) -> int:
-        """Make a call that always fails, and return the code of its failure.
+        """Handle a call of a function that always fails, and return the result code.
 
         As in every call, the emulation first makes its common checks, such as the check for a
-        visible device. If a check fails, the result is the code of this check. If no check fails,
-        the result is ``status``.
+        visible device. If a check refuses the call, the result is the code of this refusal. If no
+        check refuses the call, the result is ``status``.
         """
 
         def function(_process: "HipProcess") -> None:
@@ -266,8 +266,8 @@ class HipProcess:
     def _work(self, called: Entry, values: list[Any]) -> Any:
         if called.needs_device:
             # Another thread may fork a child during this call. The child cannot use the emulated
-            # host, and refuses calls only if the flag is set. So the flag is set before the call
-            # reads the host's state.
+            # host, but refuses calls only if ``is_used`` is True. So this statement comes before
+            # the call reads the host's state.
             self.is_used = True
             if called.name not in _WITHOUT_CONTEXT:
                 self.thread.has_context = True
@@ -295,7 +295,7 @@ class HipProcess:
         """
         if getattr(self.thread, "callback", None) is None:
             return
-        text = "a function that a stream runs on the host calls the library"
+        text = "the library was called by a function that a stream runs on the host"
         if not self.profile.is_hip:
             raise Refused(Status.NOT_PERMITTED, text, "HIP-E25")
         self.violate(called.name, "HIP-E25", text)

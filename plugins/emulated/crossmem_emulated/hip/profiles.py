@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The editions of the rules: AMD's documents, AMD's runtimes, or NVIDIA's documents.
+"""The editions of the rules. An edition follows a vendor's documents or a runtime of AMD.
 
 ``documented`` follows AMD's documents, with the error codes of the runtime's source code. ``rocm5``
 follows the source code of ROCm 5.2, ``clr24`` that of ROCm 6.3, and ``clr26`` that of ROCm 10.
@@ -41,7 +41,7 @@ class Profile:
     foreign
         The error code of an open if the exporter is in another pid namespace.
     not_descriptor
-        The error code of importing physical memory by a descriptor that no export made.
+        The error code of an import of physical memory if no export made the descriptor.
     unreachable
         The error code of an open if the current device cannot access the memory's device.
     no_device
@@ -49,7 +49,7 @@ class Profile:
         then fails with ``NO_DEVICE``, and ``runtimeGetVersion`` and ``driverGetVersion`` succeed.
     knows_own_pid
         Whether a handle contains the exporter's pid. By this pid, the edition recognises a handle
-        of the calling process itself.
+        that the calling process itself exported.
     looks_first
         Whether a process that has the memory open can open the memory again after the exporter has
         freed the memory or has died.
@@ -68,7 +68,7 @@ class Profile:
     has_virtual
         Whether the edition supports the functions for virtual memory.
     no_such_device
-        The error code of creating physical memory on a device that does not exist.
+        The error code of a call that creates physical memory if the device does not exist.
     takes_descriptors
         Whether a C program that imports physical memory passes the number of the descriptor, as
         with ROCm since 7.1 and with NVIDIA's driver. These editions refuse descriptor 0. With the
@@ -83,7 +83,7 @@ class Profile:
         The flags that ``streamWriteValue32`` and ``streamWriteValue64`` accept; None if these
         functions ignore the flags.
     is_before_6
-        Whether the edition is a ROCm before 6.
+        Whether the edition follows a version of ROCm before 6.
     has_old_numbers
         Whether constants have the numbers of AMD's headers before ROCm 6.
     """

@@ -49,7 +49,10 @@ class Pool:
         self.most_reserved_nbytes = max(self.most_reserved_nbytes, self.reserved_nbytes)
 
     def take_back(self, store: PageStore, nbytes: int, pages: Pages) -> None:
-        """Keep the pages of a freed allocation. Then release unused pages down to the threshold."""
+        """Keep the pages of a freed allocation. Then trim the pool.
+
+        At most ``threshold_nbytes`` unused bytes are left.
+        """
         self.used_nbytes -= nbytes
         self.taken_nbytes -= pages.nbytes
         self.kept.append(pages)

@@ -35,10 +35,16 @@ PER_THREAD: Final = 2
 """The handle that names the calling thread's own stream."""
 _NON_BLOCKING: Final = 1
 CAPTURE_MODES: Final = range(3)
-"""The modes of captures and threads. A capture forbids calls that may wait for a device. In mode 0,
-it forbids them to all threads; in mode 1, only to the thread that began the capture; in mode 2, to
-no thread. By default, a thread is in mode 0. A thread in mode 1 obeys only the captures that it
-began. A thread in mode 2 obeys no capture."""
+"""The modes of captures, and the modes of threads.
+
+A capture forbids some threads to make calls that may wait for a device:
+
+- In mode 0, a capture forbids these calls to its own thread, which began the capture, and to all
+  threads in mode 0.
+- In mode 1, a capture forbids these calls only to its own thread.
+- In mode 2, a capture forbids nothing.
+
+By default, a thread is in mode 0. No capture forbids anything to a thread in mode 2."""
 _MODE_GLOBAL, _MODE_OF_THREAD, _MODE_RELAXED = CAPTURE_MODES
 _PRIORITIES: Final = {True: (1, -1), False: (0, -1)}
 """The lowest and the highest priority of a stream. The key is True for AMD, False for NVIDIA."""

@@ -21,7 +21,7 @@ __all__: list[str] = []
 
 _RULE: Final = "HIP-E26"
 _FLUSH: Final = 1 << 30
-"""CUDA's flag for a wait: at its end, the wait flushes the writes of other devices."""
+"""CUDA's flag that makes a wait flush the writes of other devices when the wait ends."""
 _ALL: Final = (1 << 64) - 1
 
 

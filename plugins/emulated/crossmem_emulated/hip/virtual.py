@@ -38,8 +38,8 @@ class Mapping:
     physical
         The memory.
     access
-        The devices' access. The key is the device's number in this process. A device without an
-        entry has no access.
+        Each key is a device's number in this process. The value is the device's access. A device
+        without an entry has no access.
     """
 
     physical: Physical

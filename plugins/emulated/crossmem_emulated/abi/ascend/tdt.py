@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts arguments and results of C functions of ACL's queues (TDT) and memory groups.
 
-This module contains the functions for which the C types do not determine the conversion. Its
-functions of TDT return an object or a number instead of an error code.
+This module contains the functions for which the C types do not determine the conversion. The C
+functions of TDT in ``FUNCTIONS`` return an object or a number instead of an error code.
 """
 
 from collections.abc import Callable, Mapping

@@ -179,7 +179,7 @@ class _Devices:
 
 
 def functions(convert: Converter) -> dict[str, Function]:
-    """Return the Python function that implements each C function. The key is the C name."""
+    """Return a dict from the name of each C function to the function that implements it."""
     devices = _Devices(convert)
     into, plain = convert.into, convert.plain
     return {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The functions of HIP that are emulated. At the end of this file stand functions that the
- * emulation refuses, and whose result is not an error code. The functions that the emulation
- * refuses with an error code stand only in symbols.txt.
+ * The functions of HIP that are emulated. The last section of this file lists functions that are
+ * not emulated, and whose result is not an error code. The functions that the emulation refuses
+ * with an error code are only in symbols.txt.
  */
 
 /* Library and errors */

@@ -200,7 +200,7 @@ def _boxed(convert: Converter, name: str) -> Function:
 
 
 def functions(convert: Converter) -> dict[str, Function]:
-    """Return the functions of this module. The key is the name of the C function."""
+    """Return a dict of this module's functions. Each key is the name of a C function."""
     memory = _Memory(convert)
     into, plain = convert.into, convert.plain
     return {

@@ -55,9 +55,9 @@ class _Pools:
     def set_access(self, pool: int, access: Any, count: int) -> int:
         if not access:
             return self._convert.null("memPoolSetAccess")
-        # The emulation refuses a list with more entries than devices. One entry too many
-        # causes the refusal, so the slice takes no more. If ``count`` is wrong, this limit also
-        # keeps the slice from reading far beyond the array.
+        # The emulation refuses a list with more entries than devices. So the slice takes at most
+        # one entry more than there are devices, which is enough for the refusal. If ``count`` is
+        # wrong, this limit also keeps the slice from reading far beyond the array.
         _, devices = self._call("getDeviceCount")
         listed = access[0 : min(count, (devices or 0) + 1)]
         wanted = [(one.location.type, one.location.id, one.flags) for one in listed]

@@ -42,8 +42,9 @@ class _Streams:
         try:
             status, is_active = self._call("streamIsCapturing", stream)
         except RuntimeError:
-            # The capture is invalidated. The emulated function raises an exception, as CuPy's does.
-            # HIP's C function succeeds, and writes the status "invalidated" to ``place``.
+            # The capture is invalidated. The emulated function raises an exception, as the function
+            # of CuPy does. HIP's C function succeeds, and writes the status "invalidated" to
+            # ``place``.
             place[0] = _INVALIDATED
             return 0
         if not status:
@@ -51,7 +52,7 @@ class _Streams:
         return status
 
     def capture_info(self, stream: int, place: Any, *places: Any) -> int:
-        """Write a capture's status, its number, its graph, its nodes, and the count of its nodes.
+        """Write the status, number, graph, nodes and node count of a capture.
 
         ``place`` is the pointer for the status, and ``places`` are the other pointers. A pointer of
         ``places`` may be null or missing. If no capture is active, only the status is written.

@@ -2,8 +2,8 @@
 """Blocks: allocations that contain the data of buffers.
 
 Each process maps a block at the same address if the address is free there. The process that
-allocated a block keeps it as long as any buffer refers to the block. Another process keeps the
-block as long as a buffer of that process refers to the block.
+allocated a block keeps it as long as a buffer of any process refers to the block. Each other
+process keeps the block as long as one of its own buffers refers to the block.
 """
 
 import os

@@ -33,7 +33,7 @@ def find_buffer(process: AclProcess, handle: int) -> Buffer:
         if handle in process.tdt.handed_over:
             text, rule = f"the buffer {handle:#x} was handed over to a queue", "ACL-B15"
         else:
-            text, rule = f"there is no buffer {handle:#x}, or it was freed", "ACL-B9"
+            text, rule = f"the handle {handle:#x} is unknown, or its buffer was freed", "ACL-B9"
         raise Refused(Code.RT_PARAM_INVALID, text, rule)
     return buffer
 
@@ -48,7 +48,7 @@ def find_head(process: AclProcess, handle: int) -> Buffer:
 
 
 def adopt(process: AclProcess, headers: Sequence[tuple[Header, Block]]) -> int:
-    """Make buffers of this process from headers, as one chain. Return the handle of the head."""
+    """Make a chain of new buffers, one for each header. Return the handle of the head."""
     chain: list[Buffer] = []
     for header, block in headers:
         buffer = Buffer(next(process.handles), header.number, block, header.length, chain=chain)
@@ -82,7 +82,7 @@ def digest_of(block: Block) -> bytes:
 def check_unwritten(
     process: AclProcess, tables: sqlite3.Connection, call: str, head: Buffer
 ) -> None:
-    """Record a violation if the data of a chain changed after the vendor's router took the data.
+    """Record a violation if the data of a chain changed after the vendor's router had read it.
 
     All consumers of routed data share the data, so no consumer may write to the data.
     """
@@ -108,7 +108,7 @@ def _alloc_buf(process: AclProcess, size: int, kind: int) -> int:
         raise Refused(Code.RT_PARAM_INVALID, text, "ACL-B3" if size else "ACL-B1")
     with tables_of(process) as (tables, pool):
         if not pool.attributes & ALLOC:
-            raise Refused(Code.FAILURE, "this process may not allocate in its memory group")
+            raise Refused(Code.FAILURE, "this process lacks the right to allocate in its group")
         block = allocate_block(process, tables, (pool.number, pool.device), size)
         made = tables.execute(
             "INSERT INTO acl_mbuf (block, holder) VALUES (?, ?)",
@@ -174,6 +174,6 @@ def _get_buf_user_data(
     _check_user_data(handle, pointer, size, offset)
     buffer = find_buffer(process, handle)
     if not buffer.is_user_set:
-        text = "the user data is read before it was set"
+        text = "the user data was read, but was never set"
         process.violate("tdt.get_buf_user_data", "ACL-B7", text)
     write(process, pointer, bytes(buffer.user[offset : offset + size]))

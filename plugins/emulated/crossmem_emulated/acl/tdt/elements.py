@@ -37,7 +37,7 @@ def next_element(tables: sqlite3.Connection, number: int) -> int:
 def first_element(tables: sqlite3.Connection, number: int) -> list[Header]:
     """Return the headers of the first element of a queue, or an empty list if there is none."""
     rows = tables.execute(
-        f"SELECT {', '.join(Header._fields)} FROM acl_mbuf WHERE queue = ? "  # noqa: S608 - our own
+        f"SELECT {', '.join(Header._fields)} FROM acl_mbuf WHERE queue = ? "  # noqa: S608 - fields
         "AND element = (SELECT MIN(element) FROM acl_mbuf WHERE queue = ?) ORDER BY place",
         (number, number),
     )

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Permissions of other processes to use a queue.
 
-Only programs that share a memory group can grant permissions and attach queues.
+Processes can grant permissions and attach queues only if the implementation of TDT for memory
+groups serves them.
 """
 
 from crossmem.models.identity import process_start_time
