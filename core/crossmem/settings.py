@@ -90,8 +90,10 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyTyp
         ),
         "runtimes": (
             _are_runtimes,
-            "pairs BACKEND=RUNTIME such as 'cuda=emulated', at most one for each backend, "
-            "comma-separated",
+            (
+                "pairs BACKEND=RUNTIME such as 'cuda=emulated', comma-separated, "
+                "at most one for each backend"
+            ),
         ),
         # Exporters and importers meet in this folder, so its path must not depend on the working
         # directory.

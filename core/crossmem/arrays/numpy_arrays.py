@@ -23,9 +23,10 @@ def classes(numpy: Any) -> tuple[type, ...]:
 def maker(view: memoryview) -> Callable[[Layout], Any]:
     """Return a function that makes arrays in a buffer. Each array keeps the buffer alive."""
     numpy = require("numpy")
-    # If the buffer of a new array is a memoryview, the array refers to the object from which the
-    # view was made. If this object is writable, a user can make the array writable, even if the
-    # view is read-only. So for a read-only view, the buffer is a read-only array.
+    # An array in a memoryview refers to the object from which the memoryview was made. If this
+    # object is writable, a user can make the array writable, even if the memoryview is read-only.
+    # An array in a read-only array stays read-only. Therefore, new arrays get a read-only array as
+    # their buffer if the memoryview is read-only.
     buffer = numpy.asarray(view) if view.readonly else view
 
     def make(layout: Layout) -> Any:

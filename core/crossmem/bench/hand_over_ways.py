@@ -229,8 +229,10 @@ WAYS: Final[Mapping[str, tuple[Callable[[Ends], Way], tuple[str, ...]]]] = Mappi
         "eventfd": (_eventfd, ("asleep",)),
     }
 )
-"""The ways by name. If a way writes into buffers, its name ends with the size of a buffer in bytes.
+"""The ways to hand over data. If a way writes into buffers, its name ends with the size of a buffer
+in bytes.
 
-The first item of a value is the function that makes the objects and functions of the way. The
-second item lists the states of the second process for which the way is measured.
+The key is the way's name. The value is a pair. The first item of the pair is a function that takes
+this process's :class:`Ends` and returns the way's two functions. The second item lists the states
+of the second process for which the way is measured.
 """

@@ -7,8 +7,9 @@ seconds that its own operations take. The job ``"check"`` returns no times: it c
 processes share the memory.
 
 The producer sends a token for each allocation: the bytes by which the consumer finds the memory.
-All peers transfer the token in the same way. Only two times include this transfer and the
-consumer's reply: the time ``"total"`` of the job ``"life"``, and the time of the job ``"churn"``.
+All peers transfer the token in the same way. Two of the measured times include this transfer and
+the consumer's reply: the time ``"total"`` of the job ``"life"``, and the time of the job
+``"churn"``. The other times do not include them.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +31,7 @@ class Context:
     Parameters
     ----------
     peer
-        This process's object of the peer's class.
+        The instance of a subclass of :class:`Peer` that this process uses.
     channel
         The channel to the other process.
     kept

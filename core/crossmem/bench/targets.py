@@ -173,15 +173,18 @@ def _scale(report: Report) -> Iterator[Target]:
 
 def _imports(report: Report) -> Iterator[Target]:
     theirs = report.value("import", "import pydantic, pluggy", "time")
-    for name, most in (("import crossmem", 0.6), ("import crossmem, device and attach", 1.0)):
+    for name, title, most in (
+        ("import crossmem", "import of crossmem", 0.6),
+        ("import crossmem, device and attach", "import of crossmem with device and attach", 1.0),
+    ):
         measured = _ratio(report.value("import", name, "time"), theirs)
-        yield Target(f"{name}, against an import of pydantic and pluggy", measured, most)
+        yield Target(f"{title}, against an import of pydantic and pluggy", measured, most)
 
 
 def _trees(report: Report) -> Iterator[Target]:
     sizes = sorted({row.nbytes for row in report.rows if row.section == "trees" and row.nbytes})
     if not sizes:
-        name = "share and receive a tree, faster than PyTorch's sharing by"
+        name = "PyTorch's time to share and receive a tree, against crossmem's time"
         yield Target(name, None, 50, at_least=True)
         return
     small, large = sizes[0], sizes[-1]
@@ -190,13 +193,14 @@ def _trees(report: Report) -> Iterator[Target]:
         return report.value("trees", subject, metric, nbytes=nbytes)
 
     ours, theirs = (of(name, "share and receive", large) for name in ("crossmem", "torch"))
-    name = f"share and receive a tree of {size_name(large)}, faster than PyTorch's sharing by"
+    size = size_name(large)
+    name = f"PyTorch's time to share and receive a tree of {size}, against crossmem's time"
     yield Target(name, _ratio(theirs, ours), 50, at_least=True)
     measured = _ratio(ours, of("crossmem", "share and receive", small))
-    name = f"share and receive a tree of {size_name(large)}, against {size_name(small)}"
+    name = f"time to share and receive a tree of {size}, against {size_name(small)}"
     yield Target(name, measured, SAME)
     measured = _ratio(ours, of("crossmem", "receive again", large))
-    name = "receive a tree again, faster than the first share and receive by"
+    name = "time to share and receive a tree, against the time to receive it again"
     yield Target(name, measured, 4, at_least=True)
 
 
@@ -217,7 +221,7 @@ def _queues(report: Report) -> Iterator[Target]:
 
 def _readers(report: Report) -> Iterator[Target]:
     counted = [row.value for row in report.rows if row.metric == "memory counted"]
-    name = "memory counted for all readers of an array, against the array's size"
+    name = "memory of a shared array in all processes together, against the array's size"
     yield Target(name, round(counted[0], 3) if counted else None, 1.01)
     measured = _ratio(
         report.value("readers", "crossmem", "attach, second half"),

@@ -201,8 +201,9 @@ class Device(LocalDevice):
         producers, consumers
             How many processes can produce at the same time, and how many can consume.
         prefetch
-            Largest number of buffers of one producer that were given to one consumer and are not
-            released. None: 2, or ``depth`` if ``consumers`` is 1.
+            The queue gives a buffer to a consumer only if the consumer has fewer than ``prefetch``
+            unreleased buffers of the same producer. None: if ``consumers`` is 1, the value is
+            ``depth``; otherwise, the value is 2.
         allow
             The processes that may open the queue; None: all processes of the same user (C13).
 
@@ -251,7 +252,8 @@ class Device(LocalDevice):
         Parameters
         ----------
         ptr
-            Address of the first byte, in vendor memory of this device.
+            Address of the first byte. The vendor's library must have allocated the memory on this
+            device.
         nbytes
             Number of bytes from ``ptr`` on. They must lie in one allocation of the vendor.
         owner
@@ -342,9 +344,10 @@ def device(
     Parameters
     ----------
     spec
-        ``"backend:ordinal"``, or a backend's name for its first device. None: the device in
-        ``CROSSMEM_DEVICE``, else the first device of the available backend with the highest
-        priority. Emulations and the backend ``host`` have no priority, so they must be named.
+        The device's name, ``"backend:ordinal"``. If the ordinal is left out, this function returns
+        the backend's first device. None: the device in ``CROSSMEM_DEVICE``, else the first device
+        of the available backend with the highest priority. Emulations and the backend ``host``
+        have no priority, so they must be named.
     runtime
         Name of the vendor binding. None: the binding in ``CROSSMEM_RUNTIME`` for the backend, else
         the backend's own choice.

@@ -264,7 +264,9 @@ class Memory(Copyable):
 
 
 def view_anchor_of(memory: Memory) -> ViewAnchor:
-    """Return the anchor that keeps memory in use while the anchor or its buffer lives.
+    """Return the anchor of a memory object.
+
+    The memory is in use while the anchor, or the anchor's buffer, is alive.
 
     Raises
     ------
@@ -283,7 +285,7 @@ def leave_to_views(memory: Memory) -> None:
 
 
 def is_left_to_views(memory: Memory) -> bool:
-    """Whether an object may end with its last reference. If not, crossmem warns in that case."""
+    """Whether the last reference to an open object may be dropped without a warning."""
     return memory._is_left
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The users of one block of memory in this process: running copies, pieces of ranges, and views.
+"""Records the users of a block of memory in this process.
+
+The users are running copies, pieces of address ranges, and views.
 
 Calls that read, write or copy the memory are all recorded as copies.
 
@@ -30,8 +32,8 @@ class Usage:
 
     def __init__(self) -> None:
         self.copies: dict[object, object] = {}
-        """The memory objects that take part in running copies. The key is a new object for each
-        entry."""
+        """The running copies. An entry's key is a new object. Its value is the memory object that
+        the copy reads or writes."""
         self.pieces: set[object] = set()
         """Pieces of address ranges that map the memory."""
         self._viewed: dict[int, weakref.ref[_Viewable]] | None = None

@@ -343,7 +343,7 @@ class Use(Record):
         self.ends_with_owner = False
         """Whether the death of the exporter closes the object (law C29)."""
         self.landing: Landing | None = None
-        """If ``unmap(stream=...)`` ended the mapping, this object tells when the work is complete."""
+        """Set by ``unmap(stream=...)``. It tells when the work of the stream is complete."""
 
     @override
     def leave_to_others(self) -> bool:
