@@ -146,7 +146,7 @@ def test_every_form_is_the_same_handle(
 def test_what_stays_in_its_process_says_what_to_send(queues: tuple[Queue, Queue]) -> None:
     requests, _ = queues
     with requests.allocate() as buffer:
-        for one, hint in ((requests, "export(role=...)"), (buffer, "put it")):
+        for one, hint in ((requests, "export(role=...)"), (buffer, "put the buffer")):
             with pytest.raises(UnsupportedError) as caught:
                 ForkingPickler.dumps(one)
             assert hint in (caught.value.hint or "")
