@@ -109,9 +109,11 @@ class Model:
                 peer.destroy()
 
 
-@pytest.mark.ci
 @pytest.mark.usefixtures("unmeasured")
-@pytest.mark.parametrize("slow_streams", ["0", "1"])
+@pytest.mark.parametrize(
+    "slow_streams",
+    [pytest.param("0", marks=pytest.mark.ci), pytest.param("1", marks=pytest.mark.long)],
+)
 def test_random_deaths(start_npu_peer: "StartNpuPeer", tmp_path: Path, slow_streams: str) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()

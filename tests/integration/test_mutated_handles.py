@@ -106,7 +106,7 @@ def test_2_000_mutated_handles_map_nothing_else(start: Start, program: str) -> N
     check(report, 2_000)
 
 
-@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("program", WORKERS)

@@ -252,4 +252,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestQueues = pytest.mark.ci(Machine.TestCase)
-TestQueues.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestQueues.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
