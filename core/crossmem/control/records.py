@@ -16,8 +16,8 @@ from crossmem.models import ShareableHandle
 __all__ = ["Allow", "Export", "Unit"]
 
 _ALIKE: Final = (
-    "its user has no number of its own in the owner's user namespace; map both users in "
-    "that namespace (unshare --map-current-user)"
+    "its user has no number of its own in the owner's user namespace; map this user there "
+    "(unshare --map-current-user)"
 )
 
 
